@@ -1,0 +1,33 @@
+"""What the benchmarks of this folder share as commands: options, pinning, files of results."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any
+
+from benchmarks.wire import ROOT
+
+
+def option_parser(name: str) -> argparse.ArgumentParser:
+    """The options that the benchmarks of this folder share."""
+    parser = argparse.ArgumentParser(prog=f"scripts/bench {name}")
+    parser.add_argument("--model", default="demo", help="a GGUF file or a known model's name (default: demo)")
+    parser.add_argument("--threads", type=int, default=2, help="threads of every arm (default: 2)")
+    return parser
+
+
+def pin(num_threads: int) -> list[int]:
+    """Puts this process and all workers it starts from now on on the first num_threads CPUs."""
+    cpus = sorted(os.sched_getaffinity(0))[:num_threads]
+    os.sched_setaffinity(0, cpus)
+    return cpus
+
+
+def save(stem: str, document: dict[str, Any], text: str) -> None:
+    """Writes both forms of a result into benchmarks/results."""
+    results = ROOT / "benchmarks" / "results"
+    results.mkdir(exist_ok=True)
+    (results / f"{stem}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    (results / f"{stem}.md").write_text(text, encoding="utf-8")

@@ -1,0 +1,166 @@
+"""The forerun arm: times whole target passes, and what Python adds to them in the real engine.
+
+Run by forerun's own interpreter; talks JSON lines (`wire.py`). A timing of a pass covers what the engine does per step
+up to the logits: building the batch, the pass, and the argmax that comes with it.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import wire
+from forerun import _native
+from forerun.bench.rows import run_batch
+from forerun.engine.llm import DEFAULT_CHUNK, LLM
+from forerun.kv.pages import num_pages_for
+from forerun.models.loader import load_model
+from forerun.models.tokenizer import Tokenizer
+from forerun.ops import create_executor
+from forerun.ops.base import Executor, ExecutorConfig, KvType
+from forerun.ops.native import chosen_isa
+from forerun.types import PAGE_TOKENS, Int32Array, SamplingParams, StepRecord
+
+FIRST_TOKEN_ID = 1000  # an ordinary word in any vocabulary; the timing does not depend on which
+TOKEN_ID_SPAN = 997
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"  # starts the peak of resident memory anew
+COPY_PROMPT = (
+    "Repeat these lines exactly:\n\n"
+    "The first train leaves at six and the last one returns at nine.\n"
+    "The second train leaves at seven and the last one returns at ten.\n"
+    "The third train leaves at eight and the last one returns at eleven."
+)
+
+
+class Forerun:
+    """One loaded model with room for one sequence."""
+
+    executor: Executor
+    num_slots: int
+    loaded_bytes: int
+
+    def load(
+        self, file: str, num_threads: int, n_ctx: int, backend: str = "native", kv: KvType = "f16"
+    ) -> dict[str, Any]:
+        """Binds the file to a backend; a prompt runs in the engine's own chunks."""
+        start_s = time.perf_counter()
+        self.executor, context_length = _bind(Path(file), num_threads, n_ctx, backend, kv)
+        load_s = time.perf_counter() - start_s
+        self.num_slots = n_ctx
+        self.loaded_bytes = _status_bytes("VmRSS")
+        return {
+            "load_s": load_s,
+            "weight_bytes": self.executor.weight_bytes,
+            "kv_bytes_per_token": self.executor.kv_bytes // (num_pages_for(n_ctx) * PAGE_TOKENS),
+            "context_length": context_length,
+            "isa": chosen_isa() if backend == "native" else None,
+            "chunk": DEFAULT_CHUNK,
+        }
+
+    def prefill(self, num_tokens: int, repeats: int) -> dict[str, Any]:
+        """Seconds for a prompt of num_tokens from an empty cache, logits of its last row.
+
+        `memory_bytes` is the most memory that was resident meanwhile beyond what was after loading, KV included.
+        """
+        _CLEAR_REFS.write_text(_RESET_PEAK)
+        seconds = []
+        for _ in range(repeats):
+            start_s = time.perf_counter()
+            self._run(_token_ids(0, num_tokens), 0)
+            seconds.append(time.perf_counter() - start_s)
+        return {"seconds": seconds, "memory_bytes": _status_bytes("VmHWM") - self.loaded_bytes}
+
+    def steps(self, num_rows: int, context: int, repeats: int, warm_up: int) -> dict[str, Any]:
+        """Seconds for passes of num_rows rows of one sequence at the given context, logits of every row."""
+        self._run(_token_ids(0, context), 0)
+        token_ids = _token_ids(context, context + num_rows)
+        seconds = []
+        for _ in range(warm_up + repeats):
+            start_s = time.perf_counter()
+            self.executor.forward(run_batch(token_ids, context, num_rows, self.num_slots))
+            seconds.append(time.perf_counter() - start_s)
+        return {"seconds": seconds[warm_up:]}
+
+    def logits(self, token_ids: list[int], path: str) -> dict[str, Any]:
+        """Writes the logits [N, V] float32 of all positions of a text of N tokens, from an empty cache."""
+        rows = []
+        for start in range(0, len(token_ids), DEFAULT_CHUNK):
+            chunk = np.array(token_ids[start : start + DEFAULT_CHUNK], np.int32)
+            batch = run_batch(chunk, start, len(chunk), self.num_slots)
+            rows.append(self.executor.forward(batch).logits.copy())
+        np.save(path, np.concatenate(rows))
+        return {}
+
+    def stream(self, num_threads: int, num_bytes: int) -> dict[str, Any]:
+        """Gigabytes per second that so many threads read from a buffer of num_bytes."""
+        return {"gb_per_s": _native.stream_read_gb_per_s(num_threads, num_bytes)}
+
+    def python_cost(self, file: str, num_threads: int, spec: str, max_tokens: int) -> dict[str, Any]:
+        """Milliseconds of each decode step of the real engine outside the target's pass, with and without drafts."""
+        llm = LLM(file, threads=num_threads)
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        milliseconds = {}
+        for speculation in ("off", spec):
+            records: list[StepRecord] = []
+            for _ in llm.stream(COPY_PROMPT, params, speculation=speculation, on_step=records.append):
+                pass
+            timings = [record.timings for record in records if record.kind == "decode"]
+            milliseconds[speculation] = [1e3 * (times.total_s - times.forward_s) for times in timings]
+        return {"milliseconds": milliseconds}
+
+    def _run(self, token_ids: Int32Array, start: int) -> None:
+        """A prompt in pieces; logits are wanted after its last token only."""
+        for piece in range(0, len(token_ids), DEFAULT_CHUNK):
+            rows = token_ids[piece : piece + DEFAULT_CHUNK]
+            is_last = piece + len(rows) == len(token_ids)
+            self.executor.forward(run_batch(rows, start + piece, int(is_last), self.num_slots))
+
+
+def _bind(file: Path, num_threads: int, n_ctx: int, backend: str, kv: KvType) -> tuple[Executor, int]:
+    """The model on a backend and its context length; the mapped file is let go where the backend made its own copy."""
+    model = load_model(file)
+    config = ExecutorConfig(
+        vocab_size=model.config.vocab_size,
+        hidden_size=model.config.hidden_size,
+        num_layers=model.config.num_layers,
+        attention=model.attention,
+        max_rows=DEFAULT_CHUNK,
+        num_pages=num_pages_for(n_ctx),
+        kv_type=kv,
+        num_threads=num_threads,
+    )
+    return create_executor(backend, config, model.forward), model.config.context_length
+
+
+def token_ids_of(file: str, texts: list[str]) -> dict[str, Any]:
+    """The texts in the tokens of the file's model."""
+    tokenizer = Tokenizer.from_gguf(load_model(Path(file)).metadata)
+    return {"token_ids": [tokenizer.encode(text, add_bos=False) for text in texts]}
+
+
+def _status_bytes(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
+
+
+def _token_ids(start: int, end: int) -> Int32Array:
+    return (FIRST_TOKEN_ID + np.arange(start, end, dtype=np.int32) % TOKEN_ID_SPAN).astype(np.int32)
+
+
+if __name__ == "__main__":
+    arm = Forerun()
+    wire.serve(
+        {
+            "load": arm.load,
+            "prefill": arm.prefill,
+            "steps": arm.steps,
+            "logits": arm.logits,
+            "stream": arm.stream,
+            "python_cost": arm.python_cost,
+            "token_ids": token_ids_of,
+        }
+    )

@@ -1,0 +1,148 @@
+"""`scripts/bench peers`: steps and prompts of forerun and llama.cpp on the same GGUF file, in one interleaved run.
+
+A step is one pass over m rows of one sequence at a context of 256, logits of every row included. llama.cpp runs with
+its defaults, except that flash attention is whatever is faster for it: that is tried first, for steps and for prompts
+apart. Its own Q4_0 version of the file runs beside it, as the format its kernels favour.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks import provenance
+from benchmarks.arms import N_CTX, Crew, load_llama_cpp, prefill_seconds, q4_0_file, step_seconds
+from benchmarks.command import option_parser, pin, save
+from benchmarks.llama_cpp_env import InstallError, ensure_llama_cpp
+from benchmarks.measure import Measured, Turn, interleave
+from benchmarks.peers_report import PeersResult, bars, markdown, step_table, summary_json, system_table
+from benchmarks.wire import Worker, WorkerError
+from forerun.cli.progress import resolve
+from forerun.errors import ForerunError
+
+NUM_ROWS = (1, 2, 4, 8, 16)
+CONTEXT = 256
+SHORT_PROMPTS, LONG_PROMPTS = (512, 2000), (8000,)
+STEP_REPEATS, SLOW_STEP_REPEATS = 15, 3
+PREFILL_REPEATS = {512: 3}  # others run once per round
+LONG_ROUNDS, SLOW_ROUNDS = 3, 3
+SLOW_ISAS = ("avx2", "scalar")
+STREAM_BYTES = 1 << 30
+SPEC = "ngram"
+SPEC_TOKENS = 200
+
+
+def main() -> int:
+    """Runs the comparison; the last line on standard output is one JSON document."""
+    parser = option_parser("peers")
+    parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds (default: 7)")
+    arguments = parser.parse_args()
+    console = Console(stderr=True)
+    try:
+        model_path = resolve(arguments.model)
+        llama_cpp_python = ensure_llama_cpp(console)
+        cpus = pin(arguments.threads)
+        with Crew(llama_cpp_python) as crew:
+            result = compare(crew, model_path, arguments.threads, arguments.rounds, console)
+    except (ForerunError, InstallError, WorkerError) as error:
+        console.print(f"peers: {error}", style="red", markup=False, highlight=False)
+        return 1
+    where = provenance.collect("peers", model_path, arguments.threads, cpus, result.llama_cpp_info)
+    document = {**summary_json(result), "provenance": where}
+    save(f"peers-{model_path.stem}", document, markdown(result, where))
+    out = Console()
+    out.print(step_table(result), system_table(result))
+    for bar in bars(result):
+        out.print(bar.line(), markup=False, highlight=False)
+    print(json.dumps(document))
+    return 0
+
+
+def compare(crew: Crew, model_path: Path, num_threads: int, num_rounds: int, console: Console) -> PeersResult:
+    """Starts every arm and measures.
+
+    Raises:
+        WorkerError: an arm failed.
+    """
+    console.print("Loading forerun, and trying llama.cpp's settings")
+    load = {"file": str(model_path), "num_threads": num_threads}
+    own = crew.forerun("forerun")
+    own_info = own.ask("load", **load, n_ctx=N_CTX)
+    peer = load_llama_cpp(crew, "llama.cpp", model_path, num_threads)
+    q4_0 = load_llama_cpp(crew, "llama.cpp Q4_0", q4_0_file(crew, model_path, num_threads), num_threads)
+    slow = {isa: crew.forerun(f"forerun {isa}", {"FORERUN_ISA": isa}) for isa in SLOW_ISAS if isa != own_info["isa"]}
+    for worker in slow.values():
+        worker.ask("load", **load, n_ctx=2 * CONTEXT)
+    engine = crew.forerun("forerun's engine")
+    python_ms = engine.ask("python_cost", **load, spec=SPEC, max_tokens=SPEC_TOKENS)["milliseconds"]
+    crew.dismiss(engine)
+    # On a worker that has seen no long prompt yet, so that what each length adds is visible.
+    lengths = [n for n in (*SHORT_PROMPTS, *LONG_PROMPTS) if n < own_info["context_length"]]
+    memory_bytes = {n: own.ask("prefill", num_tokens=n, repeats=1)["memory_bytes"] for n in lengths}
+
+    turns = [
+        *_step_turns("forerun", own, num_rounds),
+        *_step_turns("llama.cpp", peer.steps, num_rounds),
+        *_step_turns("llama.cpp Q4_0", q4_0.steps, num_rounds),
+        *(turn for isa, worker in slow.items() for turn in _slow_turns(isa, worker, num_rounds)),
+        *_prefill_turns("forerun", own, lengths, num_rounds),
+        *_prefill_turns("llama.cpp", peer.prefill, lengths, num_rounds),
+        *_prefill_turns("llama.cpp Q4_0", q4_0.prefill, lengths[:1], num_rounds),
+        *_stream_turns(own, own_info["weight_bytes"], num_threads, num_rounds),
+    ]
+    return PeersResult(
+        measured=_run(turns, console),
+        own_info=own_info,
+        llama_cpp_info=peer.info,
+        flash_attention={"llama.cpp": peer.flash_attention, "llama.cpp Q4_0": q4_0.flash_attention},
+        python_ms=python_ms,
+        memory_bytes=memory_bytes,
+        num_rows=NUM_ROWS,
+        context=CONTEXT,
+        num_threads=num_threads,
+    )
+
+
+def _step_turns(arm: str, worker: Worker, num_rounds: int) -> Iterator[Turn]:
+    for m in NUM_ROWS:
+        run = partial(step_seconds, worker, num_rows=m, context=CONTEXT, repeats=STEP_REPEATS)
+        yield Turn(("steps", arm, m), worker, run, num_rounds)
+
+
+def _slow_turns(isa: str, worker: Worker, num_rounds: int) -> Iterator[Turn]:
+    for m in NUM_ROWS:
+        run = partial(step_seconds, worker, num_rows=m, context=CONTEXT, repeats=SLOW_STEP_REPEATS)
+        yield Turn(("steps", f"forerun {isa}", m), worker, run, min(num_rounds, SLOW_ROUNDS), has_warm_up=False)
+
+
+def _prefill_turns(arm: str, worker: Worker, lengths: list[int], num_rounds: int) -> Iterator[Turn]:
+    for n in lengths:
+        run = partial(prefill_seconds, worker, num_tokens=n, repeats=PREFILL_REPEATS.get(n, 1))
+        rounds = min(num_rounds, LONG_ROUNDS) if n in LONG_PROMPTS else num_rounds
+        yield Turn(("prefill", arm, n), worker, run, rounds, has_warm_up=n not in LONG_PROMPTS)
+
+
+def _stream_turns(own: Worker, weight_bytes: int, num_threads: int, num_rounds: int) -> Iterator[Turn]:
+    """Reading far more than any cache holds, and reading as much as the weights are again and again."""
+    for name, num_bytes in (("memory", STREAM_BYTES), ("weights", weight_bytes)):
+
+        def run(num_bytes: int = num_bytes) -> list[float]:
+            return [own.ask("stream", num_threads=num_threads, num_bytes=num_bytes)["gb_per_s"]]
+
+        yield Turn(("stream", name), own, run, num_rounds)
+
+
+def _run(turns: list[Turn], console: Console) -> Measured:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("measuring", total=sum(turn.num_rounds + turn.has_warm_up for turn in turns))
+        return interleave(turns, lambda turn: progress.advance(task))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

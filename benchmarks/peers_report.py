@@ -1,0 +1,220 @@
+"""What a comparison with llama.cpp says: bars, tables, Markdown and the JSON line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.markdown import markdown_table, provenance_table
+from benchmarks.measure import Measured, Summary, round_to
+
+OWN, PEER, PEER_Q4_0 = "forerun", "llama.cpp", "llama.cpp Q4_0"
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PeersResult:
+    """Everything that was measured. Set by `peers.compare`.
+
+    Attributes:
+        measured: by ("steps", arm, rows) seconds, ("prefill", arm, tokens) seconds, ("stream", name) GB/s.
+        own_info, llama_cpp_info: what both say about the loaded file.
+        flash_attention: the settings chosen for llama.cpp, by arm and then for steps and prefill.
+        python_ms: per speculation setting, milliseconds outside the target's pass of each decode step.
+        memory_bytes: by prompt length, resident memory beyond the loaded model.
+        num_rows: row counts of the steps.
+        context: tokens in the cache before a step.
+        num_threads: of every arm.
+    """
+
+    measured: Measured
+    own_info: Mapping[str, Any]
+    llama_cpp_info: dict[str, Any]
+    flash_attention: Mapping[str, Mapping[str, str]]
+    python_ms: Mapping[str, list[float]]
+    memory_bytes: Mapping[int, int]
+    num_rows: tuple[int, ...]
+    context: int
+    num_threads: int
+
+    def step_ms(self, arm: str, num_rows: int) -> Summary:
+        """Milliseconds of one pass."""
+        return self.measured.summary(("steps", arm, num_rows)).scaled(1e3)
+
+    def prefill_tok_per_s(self, arm: str, num_tokens: int) -> Summary:
+        """Tokens per second of a prompt."""
+        return self.measured.summary(("prefill", arm, num_tokens)).inverted(num_tokens)
+
+    def arms(self, what: str) -> list[str]:
+        """Arms that have results of a kind, in order of measurement."""
+        return list(dict.fromkeys(key[1] for key in self.measured.values if key[0] == what))
+
+    def lengths(self, arm: str) -> list[int]:
+        """Prompt lengths that an arm was measured at."""
+        return [key[2] for key in self.measured.values if key[:2] == ("prefill", arm)]
+
+    @property
+    def python_ms_per_step(self) -> float:
+        """Median of the dearer of plain and speculative steps."""
+        return max(median(values) for values in self.python_ms.values())
+
+    @property
+    def read_gb_per_s(self) -> float:
+        """Weights over the time of a one-row step."""
+        return float(self.own_info["weight_bytes"]) / self.measured.summary(("steps", OWN, 1)).median / 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One goal.
+
+    Attributes:
+        what: in words.
+        value: what was measured.
+        limit: the goal.
+        is_upper: the value must not exceed the limit; otherwise it must reach it.
+    """
+
+    what: str
+    value: float
+    limit: float
+    is_upper: bool
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the goal is reached."""
+        return self.value <= self.limit if self.is_upper else self.value >= self.limit
+
+    def line(self) -> str:
+        """One line for people."""
+        relation = "at most" if self.is_upper else "at least"
+        return (
+            f"{'met   ' if self.is_met else 'MISSED'}  {self.what}: {self.value:.3f}, goal {relation} {self.limit:.2f}"
+        )
+
+
+def bars(result: PeersResult) -> list[Bar]:
+    """The goals against llama.cpp on the same file, from medians."""
+    one_row = result.step_ms(PEER, 1).median
+    steps = [
+        Bar(f"{m} row{'s' if m > 1 else ''} over llama.cpp's one", result.step_ms(OWN, m).median / one_row, limit, True)
+        for m, limit in ((1, 0.50), (4, 0.65), (8, 0.80))
+    ]
+    prefill = result.prefill_tok_per_s(OWN, 512).median / result.prefill_tok_per_s(PEER, 512).median
+    return [
+        *steps,
+        Bar("prompt of 512 tokens, tokens per second over llama.cpp's", prefill, 3.0, False),
+        Bar("Python per step in ms", result.python_ms_per_step, 0.30, True),
+    ]
+
+
+def summary_json(result: PeersResult) -> dict[str, Any]:
+    """The result as plain values; pairs are [forerun, llama.cpp]."""
+    measured = result.measured
+    return {
+        "step_ms": {str(m): [round_to(result.step_ms(arm, m).median) for arm in (OWN, PEER)] for m in result.num_rows},
+        "prefill512_tok_per_s": [round_to(result.prefill_tok_per_s(arm, 512).median) for arm in (OWN, PEER)],
+        "stream_gb_per_s": round_to(measured.summary(("stream", "memory")).median),
+        "python_ms_per_step": round_to(result.python_ms_per_step),
+        "bars": [
+            {"what": bar.what, "value": round_to(bar.value), "limit": bar.limit, "met": bar.is_met}
+            for bar in bars(result)
+        ],
+        "context": result.context,
+        "read_gb_per_s": round_to(result.read_gb_per_s),
+        "stream_weights_gb_per_s": round_to(measured.summary(("stream", "weights")).median),
+        "python_ms": {name: Summary.of(values).to_json() for name, values in result.python_ms.items()},
+        "memory_bytes": {str(n): value for n, value in result.memory_bytes.items()},
+        "steps": {
+            arm: {str(m): result.step_ms(arm, m).to_json() for m in result.num_rows} for arm in result.arms("steps")
+        },
+        "prefill": {
+            arm: {str(n): result.prefill_tok_per_s(arm, n).to_json() for n in result.lengths(arm)}
+            for arm in result.arms("prefill")
+        },
+        "flash_attention": {arm: dict(settings) for arm, settings in result.flash_attention.items()},
+        "forerun": dict(result.own_info),
+        "llama_cpp_buffers": result.llama_cpp_info["buffers"],
+        "idle_cpu_share": round_to(measured.idle_cpu_share, 3),
+    }
+
+
+def step_table(result: PeersResult) -> Table:
+    """Steps and prompts of every arm."""
+    header, rows = _arm_rows(result)
+    table = Table(*header, title=f"{result.num_threads} threads, context {result.context}: step ms, prompt tokens/s")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def system_table(result: PeersResult) -> Table:
+    """The machine's limits and what does not compare."""
+    table = Table("what", "value", title="machine and engine")
+    for row in _system_rows(result):
+        table.add_row(*row)
+    return table
+
+
+def markdown(result: PeersResult, where: Mapping[str, Any]) -> str:
+    """The result as a document of its own."""
+    header, rows = _arm_rows(result)
+    parts = [
+        f"# forerun beside llama.cpp: {where['model']}",
+        f"Step: milliseconds of one pass over m rows of one sequence at a context of {result.context}, logits of every "
+        "row. Prompt: tokens per second. Medians of interleaved rounds with their quartiles; "
+        f"{result.num_threads} threads, both engines pinned to the same CPUs. Written by `{where['command']}`.",
+        markdown_table(header, rows),
+        markdown_table(("machine and engine", "value"), _system_rows(result)),
+        "\n".join(f"- {bar.line().replace('MISSED', '**missed**').replace('met   ', 'met')}" for bar in bars(result)),
+        provenance_table(where),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _arm_rows(result: PeersResult) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    lengths = result.lengths(OWN)
+    header = ("arm", *(f"m={m}" for m in result.num_rows), *(f"prompt {n}" for n in lengths))
+    rows = []
+    for arm in result.arms("steps"):
+        steps = [_cell(result.step_ms(arm, m), 2) for m in result.num_rows]
+        prompts = [_cell(result.prefill_tok_per_s(arm, n), 0) if n in result.lengths(arm) else "" for n in lengths]
+        rows.append((arm, *steps, *prompts))
+    return header, rows
+
+
+def _cell(summary: Summary, digits: int) -> str:
+    return f"{summary.median:.{digits}f} ({summary.q1:.{digits}f}–{summary.q3:.{digits}f})"
+
+
+def _system_rows(result: PeersResult) -> list[tuple[str, str]]:
+    stream, again = (result.measured.summary(("stream", name)).median for name in ("memory", "weights"))
+    read = result.read_gb_per_s
+    weights = float(result.own_info["weight_bytes"])
+    kv = result.own_info["kv_bytes_per_token"]
+    rows = [
+        ("streaming read of 1 GiB", f"{stream:.1f} GB/s"),
+        ("reading as much as the weights, again and again", f"{again:.1f} GB/s"),
+        ("weights per step", f"{weights / 1e6:.1f} MB, so one row takes at least {weights / stream / 1e6:.2f} ms"),
+        ("read by a one-row step", f"{read:.1f} GB/s, {100 * read / stream:.0f} % of streaming"),
+        ("forerun's instruction set", str(result.own_info["isa"])),
+        ("llama.cpp's weights", "; ".join(line for line in result.llama_cpp_info["buffers"] if "model" in line)),
+    ]
+    rows += [
+        (f"flash attention of {arm}", ", ".join(f"{setting} for {what}" for what, setting in settings.items()))
+        for arm, settings in result.flash_attention.items()
+    ]
+    rows += [
+        (f"Python per step, speculation {name}", f"{median(values):.3f} ms")
+        for name, values in result.python_ms.items()
+    ]
+    rows += [
+        (f"memory beyond the loaded model, prompt of {n}", f"{size / _MIB:.1f} MiB (its KV: {n * kv / _MIB:.1f})")
+        for n, size in result.memory_bytes.items()
+    ]
+    rows.append(("processor time of idle workers", f"{100 * result.measured.idle_cpu_share:.1f} %"))
+    return rows

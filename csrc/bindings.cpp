@@ -1,0 +1,177 @@
+// The one bridge between Python and the kernels. Checks dtypes and ranks; shapes that the kernels rely on are checked
+// again behind it.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <cstring>
+
+#include "cpu.h"
+#include "program.h"
+
+namespace nb = nanobind;
+using namespace forerun;
+
+void bind_sampling(nb::module_& m);
+
+namespace {
+
+template <class T>
+using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Matrix = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+Instr make_instr(int op, int in, int residual, int out, std::vector<int> weights, int norm, float eps, int layer) {
+  if (op < 0 || op >= kNumOps) throw std::invalid_argument("unknown operation");
+  Instr instr;
+  instr.op = static_cast<Op>(op);
+  instr.in = in;
+  instr.residual = residual;
+  instr.out = out;
+  instr.weights = std::move(weights);
+  instr.norm = norm;
+  instr.eps = eps;
+  instr.layer = layer;
+  return instr;
+}
+
+void forward(Program& program, Vector<int32_t> token_ids, Vector<int32_t> positions, Vector<int32_t> slots,
+             Vector<int32_t> visible_len, Vector<int32_t> tail_base, Vector<uint64_t> tail_mask,
+             Vector<int32_t> seq_ids, Matrix<int32_t> page_tables, Vector<int32_t> logit_rows) {
+  const size_t n = token_ids.size();
+  if (positions.size() != n || slots.size() != n || visible_len.size() != n || tail_base.size() != n ||
+      tail_mask.size() != n || seq_ids.size() != n)
+    throw std::invalid_argument("the arrays of a step differ in length");
+  StepArgs step{};
+  step.num_rows = static_cast<int>(n);
+  step.token_ids = token_ids.data();
+  step.positions = positions.data();
+  step.slots = slots.data();
+  step.visible_len = visible_len.data();
+  step.tail_base = tail_base.data();
+  step.tail_mask = tail_mask.data();
+  step.seq_ids = seq_ids.data();
+  step.page_tables = page_tables.data();
+  step.num_seqs = static_cast<int>(page_tables.shape(0));
+  step.num_table_pages = static_cast<int>(page_tables.shape(1));
+  step.logit_rows = logit_rows.data();
+  step.num_logit_rows = static_cast<int>(logit_rows.size());
+  nb::gil_scoped_release release;
+  program.forward(step);
+}
+
+// Gigabytes per second that `num_threads` threads read from a buffer of `num_bytes`, best of a few passes.
+double stream_read_gb_per_s(int num_threads, size_t num_bytes) {
+  nb::gil_scoped_release release;
+  Pool pool(num_threads);
+  const size_t words = num_bytes / 64 * 8;
+  auto data = aligned_array<uint8_t>(words * 8);
+  const uint64_t* p = reinterpret_cast<const uint64_t*>(data.get());
+  double best_s = 1e9;
+  std::atomic<uint64_t> sink{0};
+  for (int pass = 0; pass < 8; pass++) {
+    const auto begin = std::chrono::steady_clock::now();
+    pool.run([&](int t) {
+      const size_t from = words / 8 * static_cast<size_t>(t) / static_cast<size_t>(num_threads) * 8;
+      const size_t to = words / 8 * static_cast<size_t>(t + 1) / static_cast<size_t>(num_threads) * 8;
+      uint64_t sums[8] = {};
+      for (size_t i = from; i < to; i += 8)
+        for (size_t k = 0; k < 8; k++) sums[k] += p[i + k];
+      uint64_t total = 0;
+      for (uint64_t s : sums) total += s;
+      sink += total;
+    });
+    best_s = std::min(best_s, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  return static_cast<double>(words * 8) / best_s / 1e9;
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "The native CPU backend: programs, kernels and sampling.";
+  m.def("available_isas", &available_isas, "Instruction sets this machine has, slowest first.");
+  m.def("num_available_cpus", &num_available_cpus);
+  m.def("stream_read_gb_per_s", &stream_read_gb_per_s, nb::arg("num_threads"), nb::arg("num_bytes"));
+  m.def(
+      "exp_f32",
+      [](const std::string& isa, Vector<float> x, nb::ndarray<float, nb::ndim<1>, nb::c_contig> out) {
+        if (out.size() != x.size()) throw std::invalid_argument("x and out differ in length");
+        kernels_for(isa).exp_f32(x.data(), static_cast<int>(x.size()), out.data());
+      },
+      "exp of each value as the kernels compute it.");
+
+  nb::class_<Program>(m, "Program")
+      .def(
+          "__init__",
+          [](Program* self, const std::string& isa, int num_threads, int vocab_size, int num_layers, int num_heads,
+             int num_kv_heads, int head_dim, int num_pages, int max_rows, bool is_kv_f32, float attention_scale,
+             const std::vector<double>& inv_freq) {
+            const Geometry g{vocab_size, num_layers, num_heads, num_kv_heads,   head_dim,
+                             num_pages,  max_rows,   is_kv_f32, attention_scale};
+            new (self) Program(g, inv_freq, num_threads, kernels_for(isa));
+          },
+          nb::arg("isa"), nb::arg("num_threads"), nb::arg("vocab_size"), nb::arg("num_layers"), nb::arg("num_heads"),
+          nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("num_pages"), nb::arg("max_rows"),
+          nb::arg("is_kv_f32"), nb::arg("attention_scale"), nb::arg("inv_freq"))
+      .def(
+          "add_matrix",
+          [](Program& p, const std::string& format, int outputs, int inputs, Vector<uint8_t> data,
+             std::optional<Vector<int32_t>> rows) {
+            const SourceFormat source = source_format(format);
+            const size_t need = source_row_bytes(source, inputs) * static_cast<size_t>(outputs);
+            if (data.size() != need)
+              throw std::invalid_argument("a matrix of " + std::to_string(need) + " bytes has " +
+                                          std::to_string(data.size()));
+            if (rows) {
+              if (rows->size() != static_cast<size_t>(outputs)) throw std::invalid_argument("one source row per output");
+              for (size_t i = 0; i < rows->size(); i++)
+                if (rows->data()[i] < 0 || rows->data()[i] >= outputs) throw std::invalid_argument("no such source row");
+            }
+            nb::gil_scoped_release release;
+            return p.add_matrix(source, outputs, inputs, data.data(), rows ? rows->data() : nullptr);
+          },
+          nb::arg("format"), nb::arg("outputs"), nb::arg("inputs"), nb::arg("data"), nb::arg("rows").none())
+      .def("add_vector",
+           [](Program& p, Vector<float> data) { return p.add_vector(data.data(), static_cast<int>(data.size())); })
+      .def("add_buffer", &Program::add_buffer)
+      .def(
+          "add",
+          [](Program& p, int op, int in, int residual, int out, std::vector<int> weights, int norm, float eps,
+             int layer) { p.add(make_instr(op, in, residual, out, std::move(weights), norm, eps, layer)); },
+          nb::arg("op"), nb::arg("in_"), nb::arg("residual"), nb::arg("out"), nb::arg("weights"), nb::arg("norm"),
+          nb::arg("eps"), nb::arg("layer"))
+      .def("forward", &forward)
+      .def(
+          "logits",
+          [](Program& p, size_t num_rows, size_t vocab_size) {
+            const int64_t stride = round_up(static_cast<int>(vocab_size), 16);
+            return nb::ndarray<nb::numpy, const float, nb::ndim<2>>(p.logits(), {num_rows, vocab_size}, nb::handle(),
+                                                                   {stride, 1});
+          },
+          nb::rv_policy::reference_internal, "A view of the last pass's logits, valid until the next pass.")
+      .def(
+          "argmax",
+          [](Program& p, size_t num_rows) {
+            return nb::ndarray<nb::numpy, const int32_t, nb::ndim<1>>(p.argmax(), {num_rows}, nb::handle());
+          },
+          nb::rv_policy::reference_internal)
+      .def("move_slots",
+           [](Program& p, Vector<int32_t> page_table, Vector<int32_t> src, Vector<int32_t> dst) {
+             if (src.size() != dst.size()) throw std::invalid_argument("src and dst differ in length");
+             p.move_slots(page_table.data(), static_cast<int>(page_table.size()), src.data(), dst.data(),
+                          static_cast<int>(src.size()));
+           })
+      .def_prop_ro("weight_bytes", &Program::weight_bytes)
+      .def_prop_ro("kv_bytes", &Program::kv_bytes)
+      .def_prop_ro("scratch_bytes", &Program::scratch_bytes)
+      .def_prop_ro("isa", [](Program& p) { return std::string(p.kernels().name); })
+      .def_prop_ro("num_threads", [](Program& p) { return p.pool().num_threads(); })
+      .def("set_profiling", &Program::set_profiling)
+      .def_prop_ro("profile_s", &Program::profile_s);
+
+  bind_sampling(m);
+}

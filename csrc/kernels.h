@@ -1,0 +1,56 @@
+// The table of kernels of one instruction set. All sets compute the same bits; the scalar one is the reference.
+#pragma once
+#include "layout.h"
+
+namespace forerun {
+
+struct KernelTable {
+  const char* name;
+  bool has_amx;
+
+  // out[i] = x[i] * inv * w[i], inv = 1 / sqrt(mean(x^2) + eps); n floats, buffers readable and zero up to a multiple of 16.
+  void (*rms_norm)(const float* x, const float* w, float eps, int n, float* out);
+  // Quantises row `row` of `acts` from x[inputs]. Returns false when x holds a NaN or an infinity.
+  bool (*quantise_row)(const float* x, const Acts& acts, int row);
+  // All rows of `acts` times tiles [tile, tile + num_tiles): out[row * ldo + 16 * i + lane]. `scratch` holds
+  // kTileRows * inputs bytes, 64-byte aligned.
+  void (*gemm_quant)(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts, float* out, size_t ldo,
+                     uint8_t* scratch);
+  // The same for float weights: rows [row, row + mr) of x, mr <= kBlockRows.
+  void (*gemm_f32)(const PackedMatrix& w, int tile, int num_tiles, const float* x, size_t ldx, int mr, float* out,
+                   size_t ldo);
+  // Row `n` of a packed matrix, dequantised.
+  void (*dequantise_row)(const PackedMatrix& w, int n, float* out);
+  // out = gate / (1 + exp(-gate)) * up, n a multiple of 16.
+  void (*silu_mul)(const float* gate, const float* up, int n, float* out);
+  // out = a + b, n a multiple of 16.
+  void (*add)(const float* a, const float* b, int n, float* out);
+  // Rotates one head in place, pairs (i, i + half): y0 = x0 c - x1 s, y1 = x1 c + x0 s, then multiplies by scale.
+  void (*rope)(float* head, const float* cos, const float* sin, int half, float scale);
+  // Writes one token's key or value of one head.
+  void (*append_key)(const KvLayer& kv, int page, int lane, int kv_head, const float* k);
+  void (*append_value)(const KvLayer& kv, int page, int lane, int kv_head, const float* v);
+  // out = x / by.
+  void (*divide)(const float* x, float by, int n, float* out);
+  // Partial softmax over one split, for the pairs whose rows have positions in it; others are left untouched.
+  void (*attend_split)(const AttendArgs& args, int split, const Partial& out);
+  // Folds `part` of one pair into the running (max, sum, acc[d_pad]).
+  void (*attend_combine)(float part_max, float part_sum, const float* part_acc, int d_pad, float* run_max, float* run_sum,
+                         float* run_acc);
+  // Index of the largest of x[0, n), lowest index on ties; n >= 1.
+  int (*argmax)(const float* x, int n, float* value);
+  // exp of x[0, n), for tests.
+  void (*exp_f32)(const float* x, int n, float* out);
+};
+
+// Floats of scratch that attend_split needs.
+inline size_t attend_scratch_floats(int head_dim) {
+  return static_cast<size_t>(kMaxPairs) * (kSplit + round_up(head_dim, 16));
+}
+
+const KernelTable& scalar_kernels();
+const KernelTable& avx2_kernels();
+const KernelTable& avx512vnni_kernels();
+const KernelTable& amx_kernels();
+
+}  // namespace forerun

@@ -1,0 +1,23 @@
+// AVX-512 with VNNI. Compile with -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni.
+#include "kernels.h"
+#include "simd_avx512.h"
+#include "float_kernels.h"
+#include "gemm_avx512vnni.h"
+
+namespace forerun {
+namespace {
+
+KernelTable make_table() {
+  KernelTable table = float_kernel_table<avx512::V16>("avx512vnni");
+  table.gemm_quant = gemm_quads;
+  return table;
+}
+
+}  // namespace
+
+const KernelTable& avx512vnni_kernels() {
+  static const KernelTable table = make_table();
+  return table;
+}
+
+}  // namespace forerun

@@ -1,0 +1,185 @@
+// A model as a list of instructions, replayed once per step by all threads of a pool.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "layout.h"
+#include "pack.h"
+#include "pool.h"
+
+namespace forerun {
+
+enum class Op : int { Embed = 0, Linear = 1, Attention = 2, LinearAdd = 3, Gated = 4, Logits = 5 };
+constexpr int kNumOps = 6;
+
+// One instruction. Buffers are indices; -1 is none. Set by the recorder, checked by Program::add.
+struct Instr {
+  Op op;
+  int in = -1;            // [M][width] input
+  int residual = -1;      // LinearAdd
+  int out = -1;
+  std::vector<int> weights;  // matrices whose outputs lie side by side; Gated: gate, up
+  int norm = -1;          // RMSNorm weight before a linear map, or none
+  float eps = 0.0f;
+  int layer = -1;         // Attention, and the Linear that feeds it
+};
+
+struct Geometry {
+  int vocab_size;
+  int num_layers;
+  int num_heads;
+  int num_kv_heads;
+  int head_dim;
+  int num_pages;
+  int max_rows;
+  bool is_kv_f32;
+  float attention_scale;
+};
+
+// The rows of one step; every array is the caller's and outlives the call.
+struct StepArgs {
+  int num_rows;
+  const int32_t* token_ids;
+  const int32_t* positions;
+  const int32_t* slots;
+  const int32_t* visible_len;
+  const int32_t* tail_base;
+  const uint64_t* tail_mask;
+  const int32_t* seq_ids;
+  const int32_t* page_tables;  // [num_seqs][num_table_pages]
+  int num_seqs;
+  int num_table_pages;
+  const int32_t* logit_rows;
+  int num_logit_rows;
+};
+
+struct FreeAligned {
+  void operator()(void* p) const;
+};
+template <class T>
+using AlignedArray = std::unique_ptr<T[], FreeAligned>;
+// Zeroed, 64-byte aligned; huge pages are asked for when it is large. Throws std::bad_alloc.
+template <class T>
+AlignedArray<T> aligned_array(size_t count);
+
+class Program {
+ public:
+  Program(const Geometry& geometry, const std::vector<double>& inv_freq, int num_threads, const KernelTable& kernels);
+
+  // Packs a matrix of `outputs` x `inputs`; output row n is source row rows[n] (null: n). Throws std::invalid_argument.
+  int add_matrix(SourceFormat source, int outputs, int inputs, const uint8_t* data, const int32_t* rows);
+  int add_vector(const float* data, int n);
+  int add_buffer(int width);
+  void add(const Instr& instr);
+
+  // One pass. Throws std::invalid_argument for arrays that point outside, std::runtime_error for non-finite activations.
+  void forward(const StepArgs& step);
+  const float* logits() const { return logits_.get(); }
+  const int32_t* argmax() const { return argmax_.data(); }
+
+  // Copies slots src[i] to dst[i] of one sequence, in order, in every layer.
+  void move_slots(const int32_t* page_table, int num_table_pages, const int32_t* src, const int32_t* dst, int count);
+
+  size_t weight_bytes() const { return weight_bytes_; }
+  size_t kv_bytes() const;
+  size_t scratch_bytes() const;
+  Pool& pool() { return pool_; }
+  const KernelTable& kernels() const { return kernels_; }
+
+  // Seconds spent per Op by thread 0 since profiling was switched on.
+  void set_profiling(bool is_on);
+  const std::vector<double>& profile_s() const { return profile_s_; }
+
+ private:
+  struct Buffer {
+    int width;   // as declared
+    int stride;  // padded to 16
+    AlignedArray<float> data;
+  };
+  struct ThreadScratch {
+    AlignedArray<float> rows;     // [kPrivateRows][max_inputs] normalised inputs
+    AlignedArray<int8_t> codes;
+    AlignedArray<float> scale, scaled_sum;
+    AlignedArray<int32_t> sum;
+    AlignedArray<float> tiles;    // outputs that wait for their epilogue
+    AlignedArray<uint8_t> unpacked;  // one tile's codes as bytes
+    AlignedArray<float> attend;   // attend_scratch_floats, then a Partial and a running Partial
+    std::vector<float> best_value;
+    std::vector<int> best_id;
+  };
+  // What a linear map reads: float rows and, when a matrix is quantised, their codes.
+  struct Inputs {
+    const float* rows;
+    size_t stride;
+    Acts acts;
+  };
+  struct AttendItem {
+    int row;
+    int num_rows;
+    int kv_head;
+    int split;  // -1: all splits, combined by the owner
+  };
+
+  void validate(const StepArgs& step) const;
+  void plan(const StepArgs& step);
+  void allocate_scratch();
+  void execute(int thread);
+  Inputs prepare(const Instr& instr, int thread, int num_rows, bool is_gathered);
+  void fill_inputs(const Instr& instr, const Inputs& inputs, int row, bool is_gathered);
+  void multiply(const PackedMatrix& w, int tile, int num_tiles, const Inputs& in, int thread, float* out, size_t ldo);
+  void store_sum(const float* residual, const float* x, int n, float* out);
+  int tiles_at_once(const PackedMatrix& w, int num_rows) const;
+  void run_embed(const Instr& instr, int thread);
+  void run_linear(const Instr& instr, int thread);
+  void run_gated(const Instr& instr, int thread);
+  void run_logits(const Instr& instr, int thread);
+  void rotate_and_append(const Instr& instr, int head_begin, int head_end);
+  void run_attention(const Instr& instr, int index, int thread);
+  void attend_item(const Instr& instr, const AttendItem& item, int thread);
+  void attend_item_split(const Instr& instr, int item, int thread);
+  void combine_items(const Instr& instr, int thread);
+  AttendArgs attend_args(const Instr& instr, int row, int num_rows, int kv_head, int thread);
+  void store_heads(const Instr& instr, int row, int num_rows, int kv_head, const float* sum, const float* acc);
+  void flag_non_finite(const Instr& instr, int row);
+
+  Geometry geometry_;
+  const KernelTable& kernels_;
+  Pool pool_;
+  std::vector<PackedMatrix> matrices_;
+  std::vector<AlignedArray<uint8_t>> matrix_data_;
+  std::vector<AlignedArray<float>> vectors_;
+  std::vector<Buffer> buffers_;
+  std::vector<Instr> instrs_;
+  std::vector<KvLayer> kv_;
+  std::vector<AlignedArray<uint8_t>> kv_data_;
+  AlignedArray<float> rope_cos_, rope_sin_;  // [positions][head_dim / 2]
+  size_t weight_bytes_ = 0;
+
+  int max_inputs_ = 0;
+  std::vector<ThreadScratch> scratch_;
+  ThreadScratch shared_;  // inputs of a pass with many rows
+  AlignedArray<float> logits_;
+  size_t logits_capacity_ = 0;
+  std::vector<int32_t> argmax_;
+
+  // The step that is running.
+  const StepArgs* step_ = nullptr;
+  std::vector<RowView> views_;
+  std::vector<AttendItem> items_;
+  std::vector<int> split_first_;  // per base item, its first split item
+  bool is_split_ = false;
+  AlignedArray<float> partials_;
+  size_t partials_capacity_ = 0;
+  std::unique_ptr<std::atomic<int>[]> next_item_;
+  size_t num_counters_ = 0;
+  std::atomic<int64_t> non_finite_{-1};  // instruction * 2^32 + row of the first seen
+
+  bool is_profiling_ = false;
+  std::vector<double> profile_s_;
+};
+
+}  // namespace forerun

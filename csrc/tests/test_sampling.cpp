@@ -1,0 +1,131 @@
+// Sampling without Python, for the sanitizers: every size around a vector's width, every filter, every level, all with
+// equal bits. What the numbers must be is tested against the numpy reference.
+#include "sampling.h"
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <stdexcept>
+#include <vector>
+
+using namespace forerun::sampling;
+
+namespace {
+
+void check(bool holds, const char* what) {
+  if (holds) return;
+  std::fprintf(stderr, "FAILED: %s\n", what);
+  std::exit(1);
+}
+
+struct Outcome {
+  std::vector<int32_t> ids;
+  std::vector<double> weights;
+  double total;
+  RaceResult winner;
+  std::vector<double> logprobs;
+
+  bool operator==(const Outcome& other) const {
+    return ids == other.ids && weights == other.weights && total == other.total &&
+           winner.token_id == other.winner.token_id && winner.ratio == other.winner.ratio &&
+           logprobs == other.logprobs;
+  }
+};
+
+std::vector<float> row_of(int size) {
+  std::vector<float> row(size);
+  uint32_t state = 12345;
+  for (float& x : row) {
+    state = state * 1664525u + 1013904223u;
+    x = static_cast<float>(state >> 16) / 8192.0f - 4.0f;
+  }
+  return row;
+}
+
+Outcome outcome_of(const std::vector<float>& row, const LawParams& params) {
+  const int size = static_cast<int>(row.size());
+  const int32_t last = size - 1;
+  const int32_t history[] = {0, last};
+  const int32_t counts[] = {2, 0};
+  const size_t num_seen = size > 1 ? 2 : 1;
+  Sampler sampler(size);
+  // Exactly as long as they must be, so that the address sanitizer sees one step too far.
+  Outcome out{std::vector<int32_t>(size), std::vector<double>(size), 0.0, {}, {}};
+  const PathHistory seen{{history, num_seen}, {counts, num_seen}, {&last, 1}};
+  const LawShape shape = sampler.law(row.data(), params, seen, {}, out.ids.data(), out.weights.data());
+  out.ids.resize(shape.has_ids ? shape.num_kept : 0);
+  out.weights.resize(shape.num_kept);
+  out.ids.shrink_to_fit();
+  out.weights.shrink_to_fit();
+  out.total = shape.total;
+  const NoiseAddress address{987654321987654321u, 7, 0, Stream::kShared};
+  out.winner = race(shape.has_ids ? out.ids.data() : nullptr, out.weights.data(), out.weights.size(), address);
+  const size_t num_top = size < 5 ? size : 5;
+  std::vector<int32_t> top(num_top);
+  out.logprobs.resize(num_top);
+  out.logprobs.push_back(sampler.logprobs(row.data(), last, num_top, top.data(), out.logprobs.data()));
+  return out;
+}
+
+void test_levels_agree() {
+  for (const int size : {1, 2, 3, 7, 8, 9, 15, 16, 17, 63, 64, 65, 511, 513, 1500}) {
+    const std::vector<float> row = row_of(size);
+    for (const int64_t top_k : {int64_t{0}, int64_t{1}, int64_t{6}, int64_t{600}, int64_t{1} << 40}) {
+      for (const double top_p : {1.0, 0.9, 0.0}) {
+        LawParams params;
+        params.is_greedy = false;
+        params.temperature = 0.8;
+        params.top_k = top_k;
+        params.top_p = top_p;
+        params.min_p = top_p == 0.9 ? 0.01 : 0.0;
+        params.frequency_penalty = 0.5;
+        params.bias_ids = {size / 2};
+        params.biases = {1.5};
+        set_isa_level(0);
+        const Outcome baseline = outcome_of(row, params);
+        check(std::isfinite(baseline.winner.ratio), "a winner has a finite ratio");
+        for (int level = 1; level <= max_isa_level(); ++level) {
+          set_isa_level(level);
+          check(outcome_of(row, params) == baseline, "levels give equal bits");
+        }
+      }
+    }
+  }
+}
+
+template <typename Call>
+void check_refused(const Call& call, const char* what) {
+  bool is_refused = false;
+  try {
+    call();
+  } catch (const std::domain_error&) {
+    is_refused = true;
+  }
+  check(is_refused, what);
+}
+
+void test_refusals() {
+  std::vector<float> row = row_of(20);
+  std::vector<int32_t> ids(20);
+  std::vector<double> weights(20);
+  Sampler sampler(20);
+  const int32_t beyond = 20;
+  const auto law = [&](Span<int32_t> banned) {
+    sampler.law(row.data(), LawParams{}, PathHistory{}, banned, ids.data(), weights.data());
+  };
+  check_refused([&] { law({&beyond, 1}); }, "an id beyond the vocabulary");
+  row[19] = std::numeric_limits<float>::quiet_NaN();
+  check_refused([&] { law({}); }, "NaN in the last place");
+  const double nothing[3] = {0.0, 0.0, 0.0};
+  check_refused([&] { race(nullptr, nothing, 3, NoiseAddress{}); }, "a law without mass");
+}
+
+}  // namespace
+
+int main() {
+  test_levels_agree();
+  test_refusals();
+  std::puts("sampling: all tests passed");
+  return 0;
+}

@@ -1,0 +1,89 @@
+"""`forerun generate`: one prompt, one answer, streamed or as JSON."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forerun.cli.display import TextPrinter
+from forerun.cli.jsonlines import TraceFile, completion_object, dumps
+from forerun.cli.options import EngineOptions, OutputOptions, SamplingOptions, SpeculationOptions
+from forerun.cli.session import Messages, open_session
+from forerun.errors import ConfigError, RequestError
+
+_STDIN = "-"
+
+
+def generate(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A GGUF file or a name such as demo.")],
+    sampling: SamplingOptions,
+    speculation: SpeculationOptions,
+    engine: EngineOptions,
+    output: OutputOptions,
+    prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="What to answer.")] = None,
+    prompt_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Read the prompt from a file; - is standard input.")
+    ] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system message.")] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="The prompt is the very text to continue; no chat template.")
+    ] = False,
+) -> None:
+    """Answer one prompt.
+
+    On a terminal, draft tokens that were accepted are green and underlined.
+    """
+    request = build_request(read_prompt(prompt, prompt_file), system, is_raw=raw)
+    params = sampling.params()
+    with TraceFile(output.trace) as trace:
+        session = open_session(model, engine, speculation, params)
+        if output.json:
+            print(dumps(completion_object(session.complete(request, trace))), flush=True)
+        else:
+            session.answer(request, TextPrinter(sys.stdout), trace, [])
+
+
+def build_request(text: str, system: str | None, *, is_raw: bool) -> str | Messages:
+    """The text itself when raw, else the messages of one question.
+
+    Raises:
+        RequestError: a raw text comes with a system message.
+    """
+    if is_raw:
+        if system is not None:
+            raise RequestError("--system needs the chat template; leave out --system or --raw", "system")
+        return text
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    return [*messages, {"role": "user", "content": text}]
+
+
+def read_prompt(prompt: str | None, prompt_file: str | None) -> str:
+    """The prompt's text, from the one place that names it.
+
+    Raises:
+        RequestError: it is given twice or not at all, or is not UTF-8.
+        ConfigError: the file can't be read.
+    """
+    if (prompt is None) == (prompt_file is None):
+        raise RequestError("give either PROMPT or --prompt-file FILE", "prompt")
+    if prompt is not None:
+        # Bytes of an argument that are not UTF-8 reach Python as lone surrogates.
+        return _decode(prompt.encode("utf-8", "surrogateescape"), "PROMPT")
+    assert prompt_file is not None
+    try:
+        content = sys.stdin.buffer.read() if prompt_file == _STDIN else Path(prompt_file).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"the prompt file {prompt_file} can't be read: {error.strerror}") from error
+    return _decode(content, prompt_file)
+
+
+def _decode(content: bytes, source: str) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"{source} is not UTF-8: byte {error.start} is {content[error.start]:#04x}", "prompt"
+        ) from None

@@ -1,0 +1,1 @@
+"""The decoding engine: requests, the step, and the `LLM` class on top."""

@@ -1,0 +1,72 @@
+"""The rows of a target pass over one sequence: a piece of its prompt, or its last token with a draft.
+
+prompt piece     token i sits in slot i, has position i and sees the slots [0, i + 1)
+last token       the same, with i = committed_len - 1
+chain node d     the same, with i = committed_len - 1 + d
+tree node        slot committed_len + node, position committed_len - 1 + depth, sees [0, committed_len)
+                 and the slots of its ancestors and itself, one bit each
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from forerun.engine.sequence import Sequence
+from forerun.types import MAX_DRAFT_NODES, Batch, Draft, Int32Array
+
+_ROWS = np.arange(MAX_DRAFT_NODES + 1, dtype=np.int32)
+_NO_ROWS = np.zeros(0, np.int32)
+
+
+def prompt_batch(sequence: Sequence, end: int) -> Batch:
+    """Rows of the prompt tokens [cached_len, end); logits are wanted after the prompt's last token only."""
+    start = sequence.cached_len
+    slots = np.arange(start, end, dtype=np.int32)
+    token_ids = np.array(sequence.token_ids[start:end], np.int32)
+    is_last = end == sequence.committed_len
+    logit_rows = np.array([end - start - 1], np.int32) if is_last else _NO_ROWS
+    return _causal(sequence, token_ids, slots, logit_rows)
+
+
+def decode_batch(sequence: Sequence, draft: Draft) -> Batch:
+    """Rows of the last token and of the draft's nodes, in that order; logits are wanted after each of them."""
+    root = sequence.committed_len - 1
+    num_rows = 1 + draft.num_nodes
+    token_ids = np.array((sequence.token_ids[-1], *draft.token_ids), np.int32)
+    slots = _ROWS[:num_rows] + np.int32(root)
+    batch = _causal(sequence, token_ids, slots, _ROWS[:num_rows])
+    return batch if draft.is_chain else _with_tree(batch, draft, root)
+
+
+def _causal(sequence: Sequence, token_ids: Int32Array, slots: Int32Array, logit_rows: Int32Array) -> Batch:
+    visible_len = slots + np.int32(1)
+    return Batch(
+        token_ids=token_ids,
+        positions=slots,
+        slots=slots,
+        visible_len=visible_len,
+        tail_base=visible_len,
+        tail_mask=np.zeros(len(slots), np.uint64),
+        seq_ids=np.zeros(len(slots), np.int32),
+        page_tables=sequence.page_table.reshape(1, -1),
+        logit_rows=logit_rows,
+    )
+
+
+def _with_tree(batch: Batch, draft: Draft, root: int) -> Batch:
+    positions = np.array((root, *(root + depth for depth in draft.depths())), np.int32)
+    tail_mask = np.zeros(len(positions), np.uint64)
+    for node, parent in enumerate(draft.parents):
+        tail_mask[1 + node] = tail_mask[1 + parent] | np.uint64(1 << node)
+    visible_len = np.full(len(positions), root + 1, np.int32)
+    return Batch(
+        token_ids=batch.token_ids,
+        positions=positions,
+        slots=batch.slots,
+        visible_len=visible_len,
+        tail_base=visible_len,
+        tail_mask=tail_mask,
+        seq_ids=batch.seq_ids,
+        page_tables=batch.page_tables,
+        logit_rows=batch.logit_rows,
+    )

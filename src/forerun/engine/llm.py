@@ -1,0 +1,243 @@
+"""`LLM`: a model file, ready to answer. Puts loader, tokenizer, backend, sampler and engine together, no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from contextlib import closing
+from pathlib import Path
+from typing import Any, get_args
+
+from forerun.drafters.base import DrafterFactory
+from forerun.drafters.spec import Speculation
+from forerun.engine.completion import Completion, StreamEvent
+from forerun.engine.engine import Engine
+from forerun.engine.request import Limits, Request, prepare
+from forerun.engine.step import MAX_STEP_NODES
+from forerun.errors import ConfigError, RequestError
+from forerun.kv.pages import PageManager, num_pages_for
+from forerun.models.chat_template import ChatTemplate, encode_chat
+from forerun.models.loader import LoadedModel, load_model
+from forerun.models.pull import resolve_model
+from forerun.models.tokenizer import Tokenizer
+from forerun.ops import ExecutorConfig, create_executor
+from forerun.ops.base import Executor, KvType
+from forerun.sampling.distribution import RowSampler
+from forerun.types import SamplingParams, StepRecord, VerifyRule
+
+Messages = Sequence[Mapping[str, Any]]
+TokenIds = Sequence[int]
+OnStep = Callable[[StepRecord], None]
+
+DEFAULT_CHUNK = 256
+MAX_CHUNK = 4096
+# Longer contexts are had by asking for them: KV storage for all of it is reserved when the model is loaded.
+DEFAULT_MAX_MODEL_LEN = 8192
+
+
+class LLM:
+    """A model on a backend. It runs one request at a time.
+
+    The emitted token ids are a function of prompt, parameters and seed on the native backend: speculation, chunk and
+    threads change the speed alone.
+
+    Args:
+        model: a GGUF file, or a name that `forerun pull` knows; `demo` is fetched on first use.
+        backend: `native` or `torch`.
+        device: `cpu`, or for the torch backend `cuda` or `cuda:N`.
+        quant: `auto` keeps the file's weights; `f32`, `q8` or `q4` converts them.
+        kv: how keys and values are stored, `f16` or `f32`.
+        threads: threads to compute with; None leaves it to the backend.
+        chunk: prompt tokens per target pass at most; None is DEFAULT_CHUNK.
+        max_model_len: tokens of prompt and output at most; None is the model's context length, at most
+            DEFAULT_MAX_MODEL_LEN.
+        progress: called with (bytes done, bytes in all) during a download.
+
+    Attributes:
+        model: the loaded file and its config.
+        tokenizer: text to ids and back.
+        limits: vocabulary, context limit and end-of-text ids.
+        target: the bound model.
+        engine: runs requests.
+
+    Raises:
+        ConfigError: an option is out of range, or the backend is not available.
+        LoadError: the file can't be read.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        backend: str = "native",
+        device: str = "cpu",
+        quant: str = "auto",
+        kv: KvType = "f16",
+        threads: int | None = None,
+        chunk: int | None = None,
+        max_model_len: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        chunk = _in_range("chunk", chunk, DEFAULT_CHUNK, 1, MAX_CHUNK)
+        if threads is not None:
+            _in_range("threads", threads, threads, 1, None)
+        if kv not in get_args(KvType):
+            raise ConfigError(f"kv is {kv!r}, but must be one of: {', '.join(get_args(KvType))}")
+        self.model: LoadedModel = load_model(resolve_model(model, progress), quant)
+        self.tokenizer = Tokenizer.from_gguf(self.model.metadata)
+        config = self.model.config
+        default_len = min(config.context_length, DEFAULT_MAX_MODEL_LEN)
+        max_len = _in_range("max_model_len", max_model_len, default_len, 2, config.context_length)
+        self.limits = Limits(config.vocab_size, max_len, frozenset(self.tokenizer.eos_ids))
+        pages = PageManager(num_pages_for(max_len))
+        executor_config = ExecutorConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            num_layers=config.num_layers,
+            attention=self.model.attention,
+            max_rows=max(chunk, MAX_STEP_NODES + 1),
+            num_pages=pages.num_pages,
+            kv_type=kv,
+            num_threads=threads,
+            device=device,
+        )
+        self.target: Executor = create_executor(backend, executor_config, self.model.forward)
+        self.engine = Engine(self.target, _create_sampler(config.vocab_size), self.tokenizer, pages, chunk)
+        self._chat_template = ChatTemplate.from_gguf(self.model.metadata, self.tokenizer)
+
+    def generate(
+        self,
+        prompts: str | TokenIds | Sequence[str | TokenIds],
+        params: SamplingParams | None = None,
+        *,
+        speculation: str | Speculation = "off",
+        verify: VerifyRule = "coupled",
+        on_step: OnStep | None = None,
+    ) -> list[Completion]:
+        """Continues one or several prompts, one after the other.
+
+        Args:
+            prompts: a text, the ids of a text, or a sequence of these. A text gets a begin token where the model wants
+                one; ids are taken as they are.
+            params: the parameters of every prompt; greedy when None.
+            speculation: a spec such as `ngram:k=8`; see `drafters.spec`.
+            verify: the verification rule. `coupled` gives the tokens of plain decoding. `token` keeps their law only:
+                with a temperature it takes no seed and reports none.
+            on_step: called with the record of every step.
+
+        Returns:
+            One completion per prompt, in order, also for a single one.
+
+        Raises:
+            RequestError: a prompt or a setting can't be served; nothing has been generated then.
+        """
+        make_drafter = _drafter_factory(speculation)
+        requests = [self._prepare(self.encode(prompt), params, verify) for prompt in _as_list(prompts)]
+        return [self._complete(request, make_drafter, on_step) for request in requests]
+
+    def chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        speculation: str | Speculation = "off",
+        verify: VerifyRule = "coupled",
+        on_step: OnStep | None = None,
+    ) -> Completion:
+        """Answers a conversation, written as the model's chat template has it; arguments as for `generate`.
+
+        Args:
+            messages: mappings with `role` and `content`.
+
+        Raises:
+            RequestError: the model has no chat template, the template refuses the messages, or as for `generate`.
+        """
+        make_drafter = _drafter_factory(speculation)
+        request = self._prepare(self.encode_messages(messages), params, verify)
+        return self._complete(request, make_drafter, on_step)
+
+    def stream(
+        self,
+        prompt: str | TokenIds | Messages,
+        params: SamplingParams | None = None,
+        *,
+        speculation: str | Speculation = "off",
+        verify: VerifyRule = "coupled",
+        on_step: OnStep | None = None,
+    ) -> Iterator[StreamEvent]:
+        """The same for one prompt or one conversation, an event per step; the last one holds the completion.
+
+        A bad request is refused by this call itself, not by the first event. Closing the iterator ends the request.
+        """
+        make_drafter = _drafter_factory(speculation)
+        ids = self.encode_messages(prompt) if _is_messages(prompt) else self.encode(prompt)  # type: ignore[arg-type]
+        return self._events(self._prepare(ids, params, verify), make_drafter, on_step)
+
+    def encode(self, prompt: str | TokenIds) -> TokenIds:
+        """The ids of a prompt: a text's, with a begin token where the model wants one, or the given ones."""
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+
+    def encode_messages(self, messages: Messages) -> list[int]:
+        """The ids of a conversation, up to where the answer begins.
+
+        Raises:
+            RequestError: the model has no chat template, or the template refuses the messages.
+        """
+        if self._chat_template is None:
+            raise RequestError("this model has no chat template; give it a plain prompt instead", "messages")
+        return encode_chat(self.tokenizer, self._chat_template, messages)
+
+    def _prepare(self, prompt_token_ids: TokenIds, params: SamplingParams | None, rule: VerifyRule) -> Request:
+        return prepare(prompt_token_ids, params or SamplingParams(), rule, self.limits)
+
+    def _events(
+        self, request: Request, make_drafter: DrafterFactory | None, on_step: OnStep | None
+    ) -> Iterator[StreamEvent]:
+        with closing(self.engine.run(request, make_drafter)) as events:
+            for event in events:
+                if on_step is not None:
+                    on_step(event.record)
+                yield event
+
+    def _complete(self, request: Request, make_drafter: DrafterFactory | None, on_step: OnStep | None) -> Completion:
+        *_, last = self._events(request, make_drafter, on_step)
+        assert last.completion is not None
+        return last.completion
+
+
+def _create_sampler(vocab_size: int) -> RowSampler:
+    from forerun.sampling.native import NativeSampler
+
+    return NativeSampler(vocab_size)
+
+
+def _drafter_factory(speculation: str | Speculation) -> DrafterFactory | None:
+    if isinstance(speculation, str):
+        try:
+            speculation = Speculation.parse(speculation)
+        except ConfigError as error:
+            # The same mistake, made by the caller of one request.
+            raise RequestError(str(error), "speculation") from error
+    return None if speculation.options is None else speculation.options.create
+
+
+def _as_list(prompts: str | TokenIds | Sequence[str | TokenIds]) -> list[str | TokenIds]:
+    """A single prompt as a list of one. Nothing at all is an empty prompt, which is refused as one."""
+    if isinstance(prompts, str) or not len(prompts) or not isinstance(prompts[0], Sized):
+        return [prompts]  # type: ignore[list-item]
+    for index, prompt in enumerate(prompts):
+        if not isinstance(prompt, Sized):
+            raise RequestError(f"prompts[{index}] is {prompt!r}, but must be a text or a list of token ids", "prompt")
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _is_messages(prompt: str | TokenIds | Messages) -> bool:
+    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def _in_range(name: str, value: int | None, default: int, low: int, high: int | None) -> int:
+    if value is None:
+        return default
+    if value < low or (high is not None and value > high):
+        allowed = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise ConfigError(f"{name} is {value}, but must be {allowed}")
+    return value

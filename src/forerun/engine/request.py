@@ -1,0 +1,131 @@
+"""A request that is known to be servable: everything the caller can get wrong is refused here, before any work."""
+
+from __future__ import annotations
+
+import operator
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from forerun.errors import RequestError
+from forerun.types import MAX_GENERATED_SEED, SamplingParams, VerifyRule
+from forerun.verify import RULES
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the model and the engine allow. Set when the model is loaded.
+
+    Attributes:
+        vocab_size: ids are below this.
+        max_model_len: tokens of prompt and output at most.
+        eos_ids: the model's own ids that end an output.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    eos_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request, checked. Set by `prepare`.
+
+    Attributes:
+        prompt_token_ids: the prompt, not empty.
+        params: what was asked for.
+        rule: the verification rule.
+        noise_key: key of all the request's noise, 64 bits.
+        seed: what the result reports; None where the seed would not give the output again.
+        max_len: tokens of prompt and output at most: the context limit, or less by max_tokens.
+        end_ids: ids that end the output.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    rule: VerifyRule
+    noise_key: int
+    seed: int | None
+    max_len: int
+    end_ids: frozenset[int]
+
+
+def prepare(
+    prompt_token_ids: Sequence[int],
+    params: SamplingParams,
+    rule: VerifyRule,
+    limits: Limits,
+    noise_key: int | None = None,
+) -> Request:
+    """Checks a request and settles what it leaves open.
+
+    Args:
+        prompt_token_ids: the prompt.
+        params: what is asked for.
+        rule: the verification rule.
+        limits: what the model allows.
+        noise_key: the noise key instead of a drawn one; how a rule that refuses seeds is made repeatable.
+
+    Raises:
+        RequestError: the prompt is empty, has an id outside the vocabulary or leaves no room for a token, a parameter
+            names an id outside the vocabulary, the rule is unknown, or it can't honour the seed.
+    """
+    prompt = _checked_prompt(prompt_token_ids, limits)
+    for token_id in params.logit_bias:
+        _check_id(token_id, limits.vocab_size, "logit_bias", "logit_bias")
+    for index, token_id in enumerate(params.stop_token_ids):
+        _check_id(token_id, limits.vocab_size, f"stop_token_ids[{index}]", "stop_token_ids")
+    if rule not in RULES:
+        raise RequestError(f"verify is {rule!r}, but must be one of: {', '.join(RULES)}", "verify")
+    key, seed = _key_and_seed(params, rule, noise_key)
+    room = limits.max_model_len - len(prompt)
+    return Request(
+        prompt_token_ids=prompt,
+        params=params,
+        rule=rule,
+        noise_key=key,
+        seed=seed,
+        max_len=len(prompt) + (room if params.max_tokens is None else min(room, params.max_tokens)),
+        end_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else limits.eos_ids),
+    )
+
+
+def _checked_prompt(token_ids: Sequence[int], limits: Limits) -> tuple[int, ...]:
+    if not len(token_ids):
+        raise RequestError("the prompt has no tokens, but must have at least one", "prompt")
+    if len(token_ids) >= limits.max_model_len:
+        raise RequestError(
+            f"the prompt has {len(token_ids)} tokens, but must have fewer than the context limit of "
+            f"{limits.max_model_len} tokens, so that at least one can follow",
+            "prompt",
+        )
+    return tuple(
+        _check_id(token_id, limits.vocab_size, f"prompt token {index}", "prompt")
+        for index, token_id in enumerate(token_ids)
+    )
+
+
+def _check_id(token_id: int, vocab_size: int, name: str, param: str) -> int:
+    try:
+        # True is an int to Python, but nobody's token.
+        index = -1 if isinstance(token_id, bool) else operator.index(token_id)
+    except TypeError:
+        index = -1
+    if not 0 <= index < vocab_size:
+        raise RequestError(f"{name} is {token_id!r}, but must be a token id from 0 to {vocab_size - 1}", param)
+    return index
+
+
+def _key_and_seed(params: SamplingParams, rule: VerifyRule, noise_key: int | None) -> tuple[int, int | None]:
+    """The noise key, and the seed to report."""
+    is_repeatable = RULES[rule].is_path_exact or params.is_greedy
+    if params.seed is not None and not is_repeatable:
+        raise RequestError(
+            f"seed is {params.seed}, but verify rule {rule!r} keeps the law of sampled tokens and not their stream; "
+            "leave the seed out or choose rule 'coupled'",
+            "seed",
+        )
+    key = params.seed if params.seed is not None else noise_key
+    if key is None:
+        key = secrets.randbelow(MAX_GENERATED_SEED + 1)
+    return key, key if is_repeatable else None

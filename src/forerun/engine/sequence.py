@@ -1,0 +1,93 @@
+"""One request's tokens and the KV slots that belong to them. Knows pages and lengths, never logits or text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Tokens
+
+import numpy as np
+
+from forerun.kv.pages import PageManager, num_pages_for
+from forerun.types import Int32Array
+
+
+class Sequence:
+    """Tokens, lengths and page table of a running request. Slot i belongs to token i.
+
+    Regions of its slots, all half-open:
+
+        [0, cached_len)               keys and values of committed tokens are in the cache
+        [cached_len, committed_len)   committed, but no pass has seen it: the rest of the prompt, later the last token
+        [committed_len, drafted_len)  provisional: a draft's nodes during one step, overwritten after it
+
+        0 <= cached_len <= committed_len <= drafted_len <= max_len
+
+    A rollback needs no work: what lies past committed_len is seen by nobody and written anew by the next step.
+
+    Args:
+        sequence_id: its name in `pages`.
+        prompt_token_ids: the prompt, not empty.
+        max_len: tokens of prompt and output at most; more than the prompt has.
+        pages: where the slots come from; `close` gives them back.
+    """
+
+    def __init__(self, sequence_id: int, prompt_token_ids: Tokens[int], max_len: int, pages: PageManager) -> None:
+        assert 0 < len(prompt_token_ids) < max_len
+        self.token_ids = list(prompt_token_ids)
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.max_len = max_len
+        self.cached_len = 0
+        self._sequence_id = sequence_id
+        self._pages = pages
+        self._num_pages = 0
+        self._page_table = np.empty(num_pages_for(max_len), np.int32)
+        pages.open(sequence_id)
+
+    @property
+    def committed_len(self) -> int:
+        """Tokens of prompt and output."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens that were emitted."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def remaining_len(self) -> int:
+        """Tokens that may still be emitted."""
+        return self.max_len - len(self.token_ids)
+
+    @property
+    def page_table(self) -> Int32Array:
+        """[P] int32, the ids of its pages in slot order."""
+        return self._page_table[: self._num_pages]
+
+    def reserve(self, num_slots: int) -> None:
+        """Makes sure that slots [0, num_slots) have pages.
+
+        Raises:
+            RequestError: the cache has too few free pages.
+        """
+        assert num_slots <= self.max_len
+        for page in self._pages.extend(self._sequence_id, num_slots):
+            self._page_table[self._num_pages] = page
+            self._num_pages += 1
+
+    def mark_cached(self, cached_len: int) -> None:
+        """Says that a pass has written the slots [0, cached_len)."""
+        assert self.cached_len <= cached_len <= self.committed_len
+        self.cached_len = cached_len
+
+    def commit(self, token_ids: Tokens[int], num_cached: int) -> None:
+        """Appends emitted tokens; the first num_cached of them have their keys and values in place.
+
+        All tokens before them are in the cache by now, so that the last one is the only one that is not.
+        """
+        assert self.cached_len == self.committed_len
+        assert num_cached <= len(token_ids) <= self.remaining_len
+        self.cached_len += num_cached
+        self.token_ids.extend(token_ids)
+
+    def close(self) -> None:
+        """Gives the pages back; call it exactly once."""
+        self._pages.free(self._sequence_id)

@@ -1,0 +1,1 @@
+"""Who owns which page of the KV cache; knows ids, never bytes."""

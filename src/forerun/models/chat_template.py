@@ -1,0 +1,245 @@
+"""Conversations to prompts, with the template that a model was trained on.
+
+A template writes control tokens as text, and so can a user (F049). Who wrote which is found by rendering twice: once
+as it is, and once with a stand-in for a telling character of every control name, wherever the conversation holds
+that character. If the two texts agree apart from the stand-ins, every control name that is left in the second was
+written by the template.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from jinja2 import Template, TemplateError
+
+from forerun.errors import LoadError, RequestError
+from forerun.models.template_sandbox import BoundedEnvironment, TemplateRefusal
+from forerun.models.tokenizer import Tokenizer, check_text
+
+MAX_SOURCE_CHARS = 1_000_000
+
+# Unicode's noncharacters, which are for use inside a program, then a private plane.
+_STAND_INS = (range(0xFDD0, 0xFDF0), range(0xF0000, 0xFFFFD))
+# Characters of control names, those first that are rare in text and in the markup that templates look for in it.
+_TELLING_CHARS = "|｜▁[<"
+
+_environment = BoundedEnvironment()
+
+
+@dataclass(frozen=True, slots=True)
+class _Conversation:
+    """What a template sees: plain lists, dicts, strings and numbers."""
+
+    messages: list[Any]
+    tools: list[Any] | None
+    add_generation_prompt: bool
+    now: datetime
+
+
+class ChatTemplate:
+    """One model's template. Immutable; safe to share between threads.
+
+    Args:
+        source: Jinja source.
+        bos_token: text of the begin token, as the template may write it.
+        eos_token: text of the end token.
+    Raises:
+        LoadError: the source is not a template; says where.
+    """
+
+    def __init__(self, source: str, bos_token: str = "", eos_token: str = "") -> None:
+        if len(source) > MAX_SOURCE_CHARS:
+            raise LoadError(
+                f"tokenizer.chat_template has {len(source)} characters, more than the {MAX_SOURCE_CHARS} that are read"
+            )
+        self._template = _compile(source)
+        self._fixed = {"bos_token": bos_token, "eos_token": eos_token}
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate | None:
+        """The file's own template; None for a model without one."""
+        source = metadata.get("tokenizer.chat_template")
+        if source is None:
+            return None
+        if not isinstance(source, str):
+            raise LoadError(f"tokenizer.chat_template is of type {type(source).__name__}, but must be a string")
+        bos = "" if tokenizer.bos_id is None else tokenizer.token_text(tokenizer.bos_id)
+        eos = tokenizer.token_text(tokenizer.eos_ids[0]) if tokenizer.eos_ids else ""
+        return cls(source, bos, eos)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """The prompt's text, for reading; `encode_chat` gives the ids.
+
+        Args:
+            messages: the conversation. `content` is a string or a list of text parts, which are joined as they are;
+                an assistant's may be None or missing.
+            add_generation_prompt: end with the beginning of an assistant's turn.
+            tools: JSON schemas, for templates that show them.
+        Raises:
+            RequestError: a message is malformed, or the template refuses it or fails; carries the template's words.
+        """
+        return self._run(_conversation(messages, add_generation_prompt, tools))
+
+    def _run(self, conversation: _Conversation) -> str:
+        variables = {
+            "messages": conversation.messages,
+            "tools": conversation.tools,
+            "add_generation_prompt": conversation.add_generation_prompt,
+            **self._fixed,
+        }
+        num_chars = sum(map(len, _strings(conversation)))
+        try:
+            return _environment.run(self._template, variables, conversation.now, num_chars)
+        except TemplateRefusal as error:
+            raise RequestError(f"the model's chat template refuses the messages: {error}", "messages") from error
+        except Exception as error:  # a template is a program of its own and may raise anything
+            raise RequestError(f"the model's chat template fails on these messages: {error}", "messages") from error
+
+
+def encode_chat(
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool = True,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> list[int]:
+    """The prompt's token ids; control tokens come from the template alone (F049).
+
+    As long as nobody spells control names, these are the ids of the rendered text. The begin token is in front
+    exactly once if the template writes it or the model wants it (F048). Arguments as for `ChatTemplate.render`.
+
+    A template may treat a message by what it contains. Where that concerns control names of the conversation's own,
+    they stay hidden from the template, so it can't act on them.
+
+    Raises:
+        RequestError: as `ChatTemplate.render`.
+    """
+    conversation = _conversation(messages, add_generation_prompt, tools)
+    text = template._run(conversation)
+    marks = _choose_stand_ins(tokenizer, text)
+    marked = text
+    if any(not marks.keys().isdisjoint(map(ord, string)) for string in _strings(conversation)):
+        marked = template._run(_mapped(conversation, lambda string: string.translate(marks)))
+        if marked.translate(_inverse(marks)) != text:
+            # The template looks for such characters in messages. Hide whole control names only.
+            marked = template._run(_mapped(conversation, lambda string: _hide_names(tokenizer, string, marks)))
+    ids: list[int] = []
+    for token_id, segment in tokenizer.split_special(marked):
+        if token_id is None:
+            ids += tokenizer.encode(segment.translate(_inverse(marks)), add_bos=False)
+        else:
+            ids.append(token_id)
+    return tokenizer.with_bos(ids) if tokenizer.adds_bos else ids
+
+
+def _choose_stand_ins(tokenizer: Tokenizer, text: str) -> dict[int, int]:
+    """Maps one character of every control name to a character that the text doesn't hold."""
+    telling = {next((char for char in _TELLING_CHARS if char in name), name[0]) for name in tokenizer.special_tokens}
+    used = set(text)
+    free = (code for code in itertools.chain(*_STAND_INS) if chr(code) not in used)
+    marks = dict(zip(map(ord, sorted(telling)), free, strict=False))
+    if len(marks) < len(telling):
+        raise RequestError("the messages use up Unicode's private characters; leave some of them out", "messages")
+    return marks
+
+
+def _inverse(marks: Mapping[int, int]) -> dict[int, int]:
+    return {stand_in: char for char, stand_in in marks.items()}
+
+
+def _hide_names(tokenizer: Tokenizer, string: str, marks: Mapping[int, int]) -> str:
+    pieces = tokenizer.split_special(string)
+    return "".join(piece if token_id is None else piece.translate(marks) for token_id, piece in pieces)
+
+
+def _compile(source: str) -> Template:
+    try:
+        return _environment.load(source)
+    except (TemplateError, RecursionError) as error:
+        line = getattr(error, "lineno", None)
+        where = f" in line {line}" if line else ""
+        raise LoadError(f"tokenizer.chat_template is not a valid template{where}: {error}") from error
+
+
+def _conversation(
+    messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, tools: Sequence[Mapping[str, Any]] | None
+) -> _Conversation:
+    if not messages:
+        raise RequestError("messages is empty, but a chat needs at least one message", "messages")
+    plain = [_plain_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+    conversation = _Conversation(plain, None if tools is None else list(tools), add_generation_prompt, datetime.now())
+    try:
+        for field in ("messages", "tools"):
+            for string in _strings(getattr(conversation, field)):
+                check_text(string, field)
+    except RecursionError:
+        raise RequestError("messages or tools are nested too deeply", "messages") from None
+    return conversation
+
+
+def _plain_message(name: str, message: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise RequestError(f"{name} is of type {type(message).__name__}, but must be an object", "messages")
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise RequestError(f"{name}.role is {role!r}, but must be a name such as 'user'", "messages")
+    content = message.get("content")
+    if content is None and role == "assistant":
+        content = ""
+    return {**message, "content": _plain_content(f"{name}.content", content)}
+
+
+def _plain_content(name: str, content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        found = "is missing" if content is None else f"is of type {type(content).__name__}"
+        raise RequestError(f"{name} {found}, but must be a string or a list of text parts", "messages")
+    for i, part in enumerate(content):
+        is_text = isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+        if not is_text:
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise RequestError(f"{name}[{i}] is of type {kind!r}, but must be a text part with a string", "messages")
+    return "".join(part["text"] for part in content)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every string in a value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, _Conversation):
+        yield from _strings(value.messages)
+        yield from _strings(value.tools)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _strings(key)
+            yield from _strings(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _strings(item)
+
+
+def _mapped(conversation: _Conversation, change: Callable[[str], str]) -> _Conversation:
+    """The conversation with all its strings changed, keys included: templates print a tool's schema."""
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, str):
+            return change(value)
+        if isinstance(value, Mapping):
+            return {walk(key): walk(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [walk(item) for item in value]
+        return value
+
+    return replace(conversation, messages=walk(conversation.messages), tools=walk(conversation.tools))

@@ -1,0 +1,119 @@
+"""Tokens to text while they are being made.
+
+A character may be spread over several tokens and a stop string over several characters, so text is held back until
+it is certain. Tokens go in one at a time, because the token that completes a stop string is the last that counts:
+a run of accepted tokens must end inside the run (F020).
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from forerun.errors import EngineFault
+from forerun.models.tokenizer import Tokenizer
+
+
+class Detokenizer:
+    """Turns tokens into text, whole characters only (F027).
+
+    The pieces joined, `finish` included, equal `tokenizer.decode` of all ids, however the ids are grouped.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer.special_ids if skip_special else frozenset[int]()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """The characters that these tokens complete; may be empty."""
+        kept = (i for i in token_ids if i not in self._skipped)
+        return self._decoder.decode(b"".join(map(self._tokenizer.token_bytes, kept)))
+
+    def finish(self) -> str:
+        """U+FFFD for a character that was never completed, else nothing."""
+        return self._decoder.decode(b"", final=True)
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """Text that may be shown.
+
+    Attributes:
+        text: never part of a stop string.
+        is_stopped: a stop string is complete; the text before it has all been given out.
+    """
+
+    text: str
+    is_stopped: bool = False
+
+
+class StopMatcher:
+    """Finds the first stop string in a text that arrives in pieces.
+
+    After every piece the match that starts earliest wins. Text is held back exactly while it is the beginning of
+    some stop string (F029), so what was given out can never be part of a later match.
+
+    >>> matcher = StopMatcher(["END"])
+    >>> matcher.push("so E"), matcher.push("N"), matcher.push("DING")
+    (TextPiece(text='so ', is_stopped=False), TextPiece(text='', is_stopped=False), TextPiece(text='', is_stopped=True))
+    """
+
+    def __init__(self, stop: Iterable[str] = ()) -> None:
+        self._stop = tuple(stop)
+        self._held = ""
+
+    def push(self, text: str) -> TextPiece:
+        """Adds text and returns what is certain."""
+        pending = self._held + text
+        starts = [start for start in map(pending.find, self._stop) if start >= 0]
+        if starts:
+            self._held = ""
+            return TextPiece(pending[: min(starts)], is_stopped=True)
+        cut = self._first_possible_start(pending)
+        self._held = pending[cut:]
+        return TextPiece(pending[:cut])
+
+    def finish(self) -> str:
+        """The held text: no more is coming, so it is no stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _first_possible_start(self, pending: str) -> int:
+        longest = max(map(len, self._stop), default=0)
+        for start in range(max(0, len(pending) - longest + 1), len(pending)):
+            if any(stop.startswith(pending[start:]) for stop in self._stop):
+                return start
+        return len(pending)
+
+
+class TextStream:
+    """The text of one request's output: detokenizer and stop strings in one.
+
+    Push the tokens one by one and stop at the first piece that `is_stopped`: that token is the last one emitted.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Iterable[str] = (), *, skip_special: bool = True) -> None:
+        self._detokenizer = Detokenizer(tokenizer, skip_special=skip_special)
+        self._matcher = StopMatcher(stop)
+        self._is_stopped = False
+
+    def push(self, token_id: int) -> TextPiece:
+        """The text that this token makes certain.
+
+        Raises:
+            EngineFault: a stop string was already complete.
+        """
+        if self._is_stopped:
+            raise EngineFault("a token follows a completed stop string")
+        piece = self._matcher.push(self._detokenizer.push((token_id,)))
+        self._is_stopped = piece.is_stopped
+        return piece
+
+    def finish(self) -> str:
+        """The rest of the text, for an output that ended without a stop string; empty after one."""
+        if self._is_stopped:
+            return ""
+        piece = self._matcher.push(self._detokenizer.finish())
+        return piece.text if piece.is_stopped else piece.text + self._matcher.finish()

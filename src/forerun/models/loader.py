@@ -1,0 +1,90 @@
+"""From a path to a model that is ready to be bound to a backend."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from forerun.errors import ConfigError
+from forerun.models.config import ModelConfig, read_config
+from forerun.models.gguf import MetadataValue, read_gguf
+from forerun.models.registry import ARCHITECTURES, ModelWeights, find_architecture
+from forerun.models.weights import WeightSource, require_tensors
+from forerun.ops.base import AttentionSpec, Ops, Quant, T
+
+AUTO_QUANT = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model on the host, not yet bound to a backend. Set by `load_model`.
+
+    Attributes:
+        path: the file it came from.
+        config: its sizes and constants.
+        weights: its weights, views of the mapped file where the format was kept.
+        metadata: all of the file's metadata; the tokenizer and the chat template are in it.
+        tensor_formats: how many of the loaded tensors have each format, most frequent first.
+        num_parameters: weights of all tensors; a tied head counts once.
+        weight_bytes: bytes of all tensors as loaded; a tied head counts once.
+    """
+
+    path: Path
+    config: ModelConfig
+    weights: ModelWeights
+    metadata: Mapping[str, MetadataValue]
+    tensor_formats: Mapping[str, int]
+    num_parameters: int
+    weight_bytes: int
+
+    @property
+    def attention(self) -> AttentionSpec:
+        """Heads and RoPE of every layer, which a backend must know to reserve KV storage."""
+        return ARCHITECTURES[self.config.architecture].attention_spec(self.config)
+
+    def forward(self, ops: Ops[T]) -> T:
+        """One pass of the model written in ops: raw logits [R, V]."""
+        return ARCHITECTURES[self.config.architecture].forward(ops, self.weights, self.config)
+
+
+def load_model(path: Path, quant: str = AUTO_QUANT) -> LoadedModel:
+    """Loads a GGUF file.
+
+    Args:
+        path: the file.
+        quant: `auto` keeps every matrix as the file has it; `f32`, `q8` or `q4` converts those that differ (q4 keeps
+            the embedding and the LM head at 8 bits).
+    Raises:
+        ConfigError: quant is none of these.
+        LoadError: the file can't be read, or holds something that is not supported.
+    """
+    choice = parse_quant(quant)
+    file = read_gguf(path)
+    model = find_architecture(file)
+    config = read_config(file)
+    require_tensors(file, model.tensor_shapes(config))
+    weights = model.build_weights(WeightSource(file.tensors, choice), config)
+    matrices, norms = list(weights.matrices()), list(weights.norms())
+    formats = Counter([weight.format for weight in matrices] + ["f32"] * len(norms))
+    return LoadedModel(
+        path=path,
+        config=config,
+        weights=weights,
+        metadata=file.metadata,
+        tensor_formats=dict(formats.most_common()),
+        num_parameters=sum(weight.shape[0] * weight.shape[1] for weight in matrices) + sum(norm.size for norm in norms),
+        weight_bytes=sum(weight.data.nbytes for weight in matrices) + sum(norm.nbytes for norm in norms),
+    )
+
+
+def parse_quant(quant: str) -> Quant | None:
+    """The backend's word for a user's choice; None is `auto`."""
+    if quant == AUTO_QUANT:
+        return None
+    for known in get_args(Quant):
+        if quant == known:
+            return known  # type: ignore[no-any-return]
+    raise ConfigError(f"quant is {quant!r}, but must be one of {AUTO_QUANT}, {', '.join(get_args(Quant))}")

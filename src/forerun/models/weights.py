@@ -1,0 +1,62 @@
+"""From the tensors of a file to the weights of a model: every one accounted for, in the format asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from forerun.errors import LoadError
+from forerun.models.gguf import GgufFile
+from forerun.ops.base import Quant, Weight
+from forerun.ops.formats import dequantize, requantize
+from forerun.types import Float32Array
+
+# Tensors that change the computation in a way this version does not know, and what they stand for.
+_UNSUPPORTED: Mapping[str, str] = {"rope_freqs.weight": "RoPE scaling by frequency factors, as in Llama 3.1"}
+
+
+def require_tensors(file: GgufFile, shapes: Mapping[str, tuple[int, int]]) -> None:
+    """Checks that a file holds exactly these tensors.
+
+    Args:
+        file: an open file.
+        shapes: (N, K) by name; vectors are (1, K).
+    Raises:
+        LoadError: a tensor is missing, has another shape, or is one the forward pass would ignore.
+    """
+    for name in file.tensors:
+        if name in _UNSUPPORTED:
+            raise LoadError(f"{file.path}: tensor {name} ({_UNSUPPORTED[name]}) is not supported")
+        if name not in shapes:
+            raise LoadError(f"{file.path}: tensor {name} is not part of the architecture as it is supported")
+    for name, shape in shapes.items():
+        weight = file.tensors.get(name)
+        if weight is None:
+            raise LoadError(f"{file.path}: tensor {name} is missing")
+        if weight.shape != shape:
+            raise LoadError(f"{file.path}: tensor {name} has shape {weight.shape}, but the metadata ask for {shape}")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSource:
+    """Hands out a file's tensors in the format asked for.
+
+    Attributes:
+        tensors: matrices by name.
+        quant: None keeps each matrix as the file has it.
+    """
+
+    tensors: Mapping[str, Weight]
+    quant: Quant | None
+
+    def norm(self, name: str) -> Float32Array:
+        """A vector of norm weights: [K] float32."""
+        return dequantize(self.tensors[name]).reshape(-1)
+
+    def matrix(self, name: str) -> Weight:
+        """A matrix of a layer."""
+        return requantize(self.tensors[name], self.quant, is_head=False)
+
+    def head(self, name: str) -> Weight:
+        """The embedding or the LM head."""
+        return requantize(self.tensors[name], self.quant, is_head=True)

@@ -1,0 +1,174 @@
+"""The law of a token: one definition for plain decoding, every verified row and the bonus row.
+
+From a row's raw float32 logits, in this order, in float64:
+
+1. `logit_bias` is added.
+2. Ids seen in prompt, output or path: x / r if x > 0 else x * r, with r the repetition penalty; then, for ids seen in
+   output or path, minus the presence penalty, minus the frequency penalty times the number of occurrences.
+3. Banned ids become -inf.
+4. Greedy: all mass on the largest x, ties to the lowest id, and nothing below applies. Else
+   w = exp((x - max x) (1 / T)).
+5. top-k keeps the k largest x, ties to the lowest ids (off at 0 and from the vocabulary's size on).
+6. top-p orders by w descending, id ascending, adds in that order and keeps the shortest prefix whose sum reaches
+   top_p times the sum of what top-k left, at least one id (off at 1).
+7. min-p keeps w >= min_p times the largest w, which is 1 (off at 0).
+8. p = w / (sum of what is left).
+
+Sums 6 and 8 run in 16 lanes over the kept ids in ascending order (`math64.lane_sum`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from forerun.errors import EngineFault
+from forerun.sampling.history import PathHistory, uses_history
+from forerun.sampling.noise import Stream
+from forerun.types import Float32Array, Float64Array, Int32Array, SamplingParams, TokenLogprob
+
+NO_IDS: Int32Array = np.empty(0, np.int32)
+_ONE: Float64Array = np.ones(1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Law:
+    """A law over token ids: p(id) = weight / total.
+
+    Attributes:
+        token_ids: [N] int32 ascending, or None when weights are indexed by token id (nothing was cut).
+        weights: [N] float64, not negative, not necessarily normalised.
+        total: the sum of the weights, positive.
+    """
+
+    token_ids: Int32Array | None
+    weights: Float64Array
+    total: float
+
+    @staticmethod
+    def point(token_id: int) -> Law:
+        """All mass on one id."""
+        return Law(np.array((token_id,), np.int32), _ONE, 1.0)
+
+    @property
+    def only_id(self) -> int | None:
+        """The id of a law that keeps a single one, else None. Drawing from such a law takes no noise."""
+        if self.token_ids is None or len(self.token_ids) != 1:
+            return None
+        return self.token_ids.item(0)
+
+    def weight(self, token_id: int) -> float:
+        """The weight of an id, 0 when it isn't kept."""
+        if self.token_ids is None:
+            return self.weights.item(token_id)
+        at = int(self.token_ids.searchsorted(token_id))
+        return self.weights.item(at) if at < len(self.token_ids) and self.token_ids[at] == token_id else 0.0
+
+    def prob(self, token_id: int) -> float:
+        """p(id)."""
+        return self.weight(token_id) / self.total
+
+    def dense(self, vocab_size: int) -> Float64Array:
+        """p as a new array [V] float64."""
+        if self.token_ids is None:
+            return self.weights / self.total
+        p_V = np.zeros(vocab_size, self.weights.dtype)
+        p_V[self.token_ids] = self.weights / self.total
+        return p_V
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """The outcome of a draw: argmin over the law of E(id) / p(id), with E the address's exponential noise.
+
+    Attributes:
+        token_id: the winner, ties to the lowest id.
+        score: E / p of the winner, computed as (E / weight) * total; None when the law keeps a single id.
+    """
+
+    token_id: int
+    score: float | None
+
+
+class RowSampler(Protocol):
+    """What a row of logits is turned into. `ReferenceSampler` and `NativeSampler` agree in every bit.
+
+    One thread at a time. `key` is the request's seed, 0 to 2^64 - 1; `pos` is the index that the drawn token takes in
+    the request's whole token sequence.
+    """
+
+    vocab_size: int
+
+    def law(
+        self, logits_V: Float32Array, params: SamplingParams, history: PathHistory, banned_ids: Int32Array = NO_IDS
+    ) -> Law:
+        """The law of the next token.
+
+        Args:
+            logits_V: [V] float32, raw.
+            params: the request's parameters.
+            history: what precedes the token on its own path.
+            banned_ids: [N] int32, ids that must not follow.
+
+        Raises:
+            EngineFault: the row holds NaN or +inf, nothing is allowed, or an id lies outside the vocabulary.
+        """
+
+    def sample(self, law: Law, key: int, pos: int, stream: Stream = Stream.SHARED, committed_len: int = 0) -> Race:
+        """Draws from the law with the noise at (stream, pos, committed_len).
+
+        Raises:
+            EngineFault: no weight is positive, or the address is out of range.
+        """
+
+    def score(self, law: Law, key: int, pos: int, token_id: int) -> float | None:
+        """The score that `sample` compared for one id; None where p is 0 or the law keeps a single id."""
+
+    def coin(self, key: int, node: int, committed_len: int) -> float:
+        """The uniform of a draft node's acceptance test, in (0, 1)."""
+
+    def logprobs(self, logits_V: Float32Array, token_id: int, num_top: int) -> TokenLogprob:
+        """Log-softmax of the raw row, float64: x - max x - log(sum of exp(x - max x) in 16 lanes).
+
+        Ids whose logit is -inf have -inf; a caller that writes JSON must replace it.
+
+        Raises:
+            EngineFault: the row holds NaN or +inf, nothing but -inf, or the id lies outside the vocabulary.
+        """
+
+
+def argmax_suffices(params: SamplingParams) -> bool:
+    """Whether `Law.point(argmax of the raw row)` is the law, as long as no id is banned."""
+    return params.is_greedy and not params.logit_bias and not uses_history(params)
+
+
+def is_cut(params: SamplingParams, vocab_size: int) -> bool:
+    """Whether the law keeps a list of ids: it is greedy, or one of the steps 5 to 7 is on."""
+    return params.is_greedy or 0 < params.top_k < vocab_size or params.top_p < 1.0 or params.min_p > 0.0
+
+
+def check_token_ids(token_ids: Iterable[int], vocab_size: int) -> None:
+    """Raises ValueError when an id lies outside the vocabulary."""
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise ValueError(f"token id {token_id} lies outside the vocabulary of {vocab_size}")
+
+
+def draft_token(sampler: RowSampler, q_V: Float64Array, stream: Stream, key: int, committed_len: int, pos: int) -> int:
+    """One child drawn from a drafter's law, for a sampled draft node.
+
+    Args:
+        sampler: either sampler.
+        q_V: [V] float64, the law over target ids; a reduced draft vocabulary leaves zeros.
+        stream: SHARED for `coupled`, which then tends to draw what the target will; DRAFT for the ratio rules.
+        key: the request's seed.
+        committed_len: tokens committed before the step.
+        pos: index of the proposed token.
+    """
+    if stream not in (Stream.SHARED, Stream.DRAFT):
+        raise EngineFault(f"drafts are drawn from SHARED or DRAFT noise, not {stream.name}")
+    in_step = committed_len if stream is Stream.DRAFT else 0
+    return sampler.sample(Law(None, q_V, 1.0), key, pos, stream, in_step).token_id

@@ -1,0 +1,346 @@
+"""Frozen data that crosses boundaries. Knows no model, no cache, no numpy backend and no file.
+
+Shape legend: M rows of a step, R rows whose logits are wanted, S sequences of a step, P pages, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.errors import EngineFault, RequestError
+
+Float32Array = npt.NDArray[np.float32]
+Float64Array = npt.NDArray[np.float64]
+Int32Array = npt.NDArray[np.int32]
+UInt64Array = npt.NDArray[np.uint64]
+
+FinishReason = Literal["stop", "length"]
+VerifyRule = Literal["coupled", "token"]
+NoiseStream = Literal["shared", "draft"]
+NextKind = Literal["plain", "bonus", "correction"]
+
+PAGE_TOKENS = 16  # tokens per KV page; kernels know the same number
+MAX_DRAFT_NODES = 64  # one 64-bit ancestor word per node
+MAX_LOGPROBS = 20  # alternatives per token that a request may ask for
+MAX_SEED = 2**64 - 1
+MAX_GENERATED_SEED = 2**53 - 1  # JavaScript clients keep it
+# Below this, dividing by the temperature can only reproduce the argmax, so it is the argmax.
+MIN_TEMPERATURE = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """What one request asks for; the request's law of each token follows from it (`sampling.distribution`).
+
+    Attributes:
+        max_tokens: tokens to emit at most; None means until the context limit.
+        temperature: 0 is greedy. Values below `MIN_TEMPERATURE` act as 0.
+        top_k: keep the k most likely ids, 0 is off.
+        top_p: keep the shortest most-likely prefix whose mass reaches top_p, 1 is off.
+        min_p: keep ids with p >= min_p * max p, 0 is off.
+        repetition_penalty: divides positive and multiplies negative logits of ids seen in prompt or output, 1 is off.
+        presence_penalty: subtracted once from ids seen in the output.
+        frequency_penalty: subtracted per occurrence in the output.
+        logit_bias: added to the raw logits, by token id.
+        min_tokens: stop ids are banned until this many tokens are emitted.
+        ignore_eos: the model's own end-of-text ids do not end the output.
+        stop: strings that end the output; they are cut from the text.
+        stop_token_ids: further ids that end the output, like end-of-text ids.
+        seed: 0 to 2**64 - 1; None draws one, which the result reports.
+        logprobs: alternatives to report per token (0 reports the chosen token alone); None reports nothing.
+
+    Raises:
+        RequestError: a value is out of range; the message names the field and the range.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        _in_range("max_tokens", self.max_tokens, 1, None)
+        _in_range("temperature", self.temperature, 0.0, 1e6)
+        _in_range("top_k", self.top_k, 0, None)
+        _in_range("top_p", self.top_p, 0.0, 1.0)
+        _in_range("min_p", self.min_p, 0.0, 1.0)
+        _in_range("repetition_penalty", self.repetition_penalty, 1e-3, 1e3)
+        _in_range("presence_penalty", self.presence_penalty, -100.0, 100.0)
+        _in_range("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
+        _in_range("min_tokens", self.min_tokens, 0, None)
+        _in_range("seed", self.seed, 0, MAX_SEED)
+        _in_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        for token_id, bias in self.logit_bias.items():
+            _in_range(f"logit_bias[{token_id}]", bias, -1e4, 1e4)
+        if any(not text for text in self.stop):
+            raise RequestError("stop strings must not be empty", "stop")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}", "min_tokens"
+            )
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < MIN_TEMPERATURE
+
+
+def _in_range(name: str, value: float | None, low: float, high: float | None) -> None:
+    if value is None:
+        return
+    # Written so that NaN fails too.
+    if not (value >= low and (high is None or value <= high)):
+        allowed = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise RequestError(f"{name} is {value}, but must be {allowed}", name.split("[")[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Proposed tokens as a tree; a chain is a tree. Set by the drafter, read by everyone after it.
+
+    Attributes:
+        token_ids: one target id per node.
+        parents: index of each node's parent, -1 for the root (the last committed token). Parents come first.
+        origins: the drafter that proposed each node.
+        q_rows: per node the law [V] float64 it was drawn from, or None for a fixed (one-hot) proposal.
+        stream: the noise stream that sampled nodes were drawn with.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    origins: tuple[str, ...] = ()
+    q_rows: tuple[Float64Array | None, ...] = ()
+    stream: NoiseStream = "shared"
+
+    @staticmethod
+    def chain(token_ids: tuple[int, ...], origin: str) -> Draft:
+        """A chain of fixed proposals."""
+        n = len(token_ids)
+        return Draft(token_ids, tuple(range(-1, n - 1)), (origin,) * n, (None,) * n)
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def is_chain(self) -> bool:
+        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+
+    def depths(self) -> tuple[int, ...]:
+        """Depth of each node; the root's children have depth 1."""
+        out: list[int] = []
+        for parent in self.parents:
+            out.append(1 if parent < 0 else out[parent] + 1)
+        return tuple(out)
+
+    def children(self, node: int) -> tuple[int, ...]:
+        """Children of a node in draw order; -1 is the root."""
+        return tuple(i for i, parent in enumerate(self.parents) if parent == node)
+
+    def check_integrity(self) -> None:
+        """Raises EngineFault unless parents precede children, siblings differ and the lengths agree."""
+        n = self.num_nodes
+        if not (len(self.parents) == len(self.origins) == len(self.q_rows) == n):
+            raise EngineFault("draft arrays differ in length")
+        if n > MAX_DRAFT_NODES:
+            raise EngineFault(f"draft has {n} nodes, more than {MAX_DRAFT_NODES}")
+        if any(not -1 <= parent < node for node, parent in enumerate(self.parents)):
+            raise EngineFault("a draft node precedes its parent")
+        if len(set(zip(self.parents, self.token_ids, strict=True))) != n:
+            raise EngineFault("two siblings of a draft propose the same token")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTest:
+    """One test of a verdict, for records and the viewer. Set by the verification rule.
+
+    Attributes:
+        node: index into the draft.
+        accepted: whether the node survived.
+        p: the target's probability of the node's token.
+        q: the drafter's probability it was drawn with; 1.0 for a fixed proposal.
+        score: the race score E/p of the node's token under `coupled` (None when greedy), the coin u under `token`.
+    """
+
+    node: int
+    accepted: bool
+    p: float
+    q: float
+    score: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What verification returns. Set by the rule.
+
+    Attributes:
+        accepted: node indices of the accepted path, root first.
+        next_token_id: the token every step adds after the path.
+        next_kind: `plain` without a draft, `bonus` when a leaf was reached, else `correction`.
+        next_p: the target's probability of the next token.
+        next_score: its race score, None when greedy or when the rule has no race.
+        tests: the nodes that were tested, in order.
+    """
+
+    accepted: tuple[int, ...]
+    next_token_id: int
+    next_kind: NextKind
+    next_p: float
+    next_score: float | None = None
+    tests: tuple[NodeTest, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probabilities of one emitted token: log-softmax (float64) of the row's raw logits.
+
+    Attributes:
+        token_id: the emitted token.
+        logprob: its log-probability.
+        top: the most likely (id, logprob) pairs, as many as asked for, ties by lowest id.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The rows of one target pass. Set by the engine, read by `ops`.
+
+    A row sees the slots [0, visible_len) of its sequence, then the slots tail_base + i for each set bit i of tail_mask.
+    A prompt row or a chain node needs no mask: its visible_len is its own slot + 1.
+
+    Attributes:
+        token_ids: [M] int32.
+        positions: [M] int32, RoPE positions.
+        slots: [M] int32, where the row's keys and values are written, counted within its sequence.
+        visible_len: [M] int32.
+        tail_base: [M] int32.
+        tail_mask: [M] uint64; holds the row's own bit when it is not 0.
+        seq_ids: [M] int32, rows of page_tables; rows of one sequence are contiguous.
+        page_tables: [S, P] int32 page ids.
+        logit_rows: [R] int32, the rows whose logits are wanted, ascending.
+    """
+
+    token_ids: Int32Array
+    positions: Int32Array
+    slots: Int32Array
+    visible_len: Int32Array
+    tail_base: Int32Array
+    tail_mask: UInt64Array
+    seq_ids: Int32Array
+    page_tables: Int32Array
+    logit_rows: Int32Array
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardOutput:
+    """What a target pass returns. The arrays are the caller's until the next pass of the same target.
+
+    Attributes:
+        logits: [R, V] float32, raw.
+        argmax: [R] int32, ties to the lowest id.
+    """
+
+    logits: Float32Array
+    argmax: Int32Array
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimings:
+    """Where one step's time went, in seconds of a monotonic clock."""
+
+    draft_s: float
+    forward_s: float
+    verify_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What one step did. Set by `engine.step`; metrics, traces and the page read it.
+
+    Attributes:
+        step: counts from 0 within a request; step 0 is the prompt's.
+        kind: `prefill` for the pass over the prompt's last chunk, `decode` after it.
+        committed_len: tokens of prompt and output before the step.
+        num_rows: rows of the target pass.
+        draft: what was proposed.
+        rule: the verification rule.
+        verdict: what was accepted and what followed.
+        emitted: ids that went to the caller after stop handling.
+        timings: measured times.
+    """
+
+    step: int
+    kind: Literal["prefill", "decode"]
+    committed_len: int
+    num_rows: int
+    draft: Draft
+    rule: VerifyRule
+    verdict: Verdict
+    emitted: tuple[int, ...]
+    timings: StepTimings
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary for one line of a trace file."""
+        tests = {test.node: test for test in self.verdict.tests}
+        nodes = []
+        for node, token_id in enumerate(self.draft.token_ids):
+            test = tests.get(node)
+            nodes.append(
+                {
+                    "token_id": token_id,
+                    "parent": self.draft.parents[node],
+                    "origin": self.draft.origins[node],
+                    "p": test.p if test else None,
+                    "q": test.q if test else _q_of(self.draft, node),
+                    "accepted": bool(test and test.accepted),
+                    "tested": test is not None,
+                    "score": test.score if test else None,
+                }
+            )
+        return {
+            "step": self.step,
+            "kind": self.kind,
+            "committed_len": self.committed_len,
+            "num_rows": self.num_rows,
+            "rule": self.rule,
+            "draft": nodes,
+            "accepted": list(self.verdict.accepted),
+            "next": {
+                "token_id": self.verdict.next_token_id,
+                "kind": self.verdict.next_kind,
+                "p": self.verdict.next_p,
+                "score": self.verdict.next_score,
+            },
+            "emitted": list(self.emitted),
+            "timings": {
+                "draft_s": self.timings.draft_s,
+                "forward_s": self.timings.forward_s,
+                "verify_s": self.timings.verify_s,
+                "total_s": self.timings.total_s,
+            },
+        }
+
+
+def _q_of(draft: Draft, node: int) -> float:
+    q_row = draft.q_rows[node]
+    return 1.0 if q_row is None else float(q_row[draft.token_ids[node]])

@@ -1,0 +1,189 @@
+"""`coupled` emits the tokens of plain decoding for any draft, and its noise has the laws it should have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import pytest
+
+from forerun.sampling import make_sampler
+from forerun.sampling.distribution import Law, RowSampler, draft_token
+from forerun.sampling.math64 import lane_sum
+from forerun.sampling.noise import Stream
+from forerun.types import Draft, Verdict
+from forerun.verify import coupled, token
+
+NUM_EMITTED = 5
+Tokens = tuple[int, ...]
+
+
+class RandomModel:
+    """A prefix-dependent law with zeros, cut or whole, over a few ids."""
+
+    def __init__(self, rng: np.random.Generator, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        rows = rng.random((97, self.vocab_size)) ** 3
+        rows[rng.random(rows.shape) < 0.25] = 0.0
+        rows[:, 0] += 1e-3 * (rows.sum(axis=1) == 0)
+        self.laws = [self._law(row, cut=bool(rng.random() < 0.5)) for row in rows]
+        for at in rng.integers(0, 97, 10):
+            self.laws[at] = Law.point(int(rng.integers(self.vocab_size)))
+
+    def __call__(self, prefix: Tokens) -> Law:
+        return self.laws[hash(prefix) % 97]
+
+    @staticmethod
+    def _law(row: np.ndarray, cut: bool) -> Law:
+        if not cut:
+            return Law(None, row, lane_sum(row))
+        token_ids = np.flatnonzero(row).astype(np.int32)
+        return Law(token_ids, row[token_ids], lane_sum(row[token_ids]))
+
+
+def plain(model: RandomModel, sampler: RowSampler, key: int) -> Tokens:
+    tokens: Tokens = ()
+    while len(tokens) < NUM_EMITTED:
+        tokens = (*tokens, sampler.sample(model(tokens), key, len(tokens)).token_id)
+    return tokens
+
+
+def random_tree(
+    rng: np.random.Generator, model: RandomModel, drafter: RandomModel, sampler: RowSampler, key: int, prefix: Tokens
+) -> Draft:
+    """Children are drawn from the target's or a drafter's law with either noise, or are any id at all."""
+    nodes: list[tuple[int, int]] = []
+    paths: list[Tokens] = []
+    for _ in range(int(rng.integers(0, 7))):
+        parent = int(rng.integers(-1, len(nodes)))
+        path = paths[parent] if parent >= 0 else prefix
+        source = rng.integers(3)
+        if source == 0:
+            token_id = int(rng.integers(model.vocab_size))
+        else:
+            law = (model if source == 1 else drafter)(path)
+            stream = Stream.SHARED if rng.random() < 0.7 else Stream.DRAFT
+            q_V = law.dense(model.vocab_size)
+            token_id = draft_token(sampler, q_V, stream, key, len(prefix), len(path))
+        if (parent, token_id) not in nodes:
+            nodes.append((parent, token_id))
+            paths.append((*path, token_id))
+    n = len(nodes)
+    draft = Draft(tuple(t for _, t in nodes), tuple(p for p, _ in nodes), ("any",) * n, (None,) * n)
+    draft.check_integrity()
+    return draft
+
+
+def speculative(
+    rng: np.random.Generator, model: RandomModel, drafter: RandomModel, sampler: RowSampler, key: int
+) -> tuple[Tokens, int]:
+    tokens: Tokens = ()
+    num_accepted = 0
+    while len(tokens) < NUM_EMITTED:
+        draft = random_tree(rng, model, drafter, sampler, key, tokens)
+        paths: list[Tokens] = []
+        for token_id, parent in zip(draft.token_ids, draft.parents, strict=True):
+            paths.append((*(paths[parent] if parent >= 0 else tokens), token_id))
+        prefix = tokens
+        law_at = lambda node, prefix=prefix, paths=paths: model(paths[node] if node >= 0 else prefix)  # noqa: E731
+        verdict = coupled.verify(draft, law_at, sampler, key, len(tokens))
+        num_accepted += len(verdict.accepted)
+        tokens = (*tokens, *(draft.token_ids[node] for node in verdict.accepted), verdict.next_token_id)
+    return tokens[:NUM_EMITTED], num_accepted
+
+
+def run_cases(num_cases: int, backend: str) -> int:
+    rng = np.random.default_rng(20)
+    num_accepted = 0
+    for case in range(num_cases):
+        if case % 50 == 0:
+            vocab_size = int(rng.integers(2, 7))
+            model, drafter = RandomModel(rng, vocab_size), RandomModel(rng, vocab_size)
+            sampler = make_sampler(vocab_size, backend)
+        key = int(rng.integers(0, 2**64, dtype=np.uint64))
+        tokens, accepted = speculative(rng, model, drafter, sampler, key)
+        assert tokens == plain(model, sampler, key), f"case {case}"
+        num_accepted += accepted
+    return num_accepted
+
+
+def test_coupled_path_equals_plain_decoding_in_20000_cases() -> None:
+    assert run_cases(20_000, "native") > 10_000  # drafts do get accepted
+
+
+def test_coupled_path_equals_plain_decoding_with_the_reference_sampler() -> None:
+    assert run_cases(300, "numpy") > 100
+
+
+def test_a_position_that_is_off_by_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    verify = coupled.verify
+    monkeypatch.setattr(
+        coupled, "verify", lambda draft, law_at, sampler, key, n: verify(draft, law_at, sampler, key, n + 1)
+    )
+    with pytest.raises(AssertionError, match="case"):
+        run_cases(50, "native")
+
+
+# ---- smoke checks of the noise, with fixed seeds ------------------------------------------------------------------
+
+NUM_DRAWS = 40_000
+P = (0.5, 0.25, 0.2, 0.05)
+# Upper 1e-4 points of chi-square.
+CRITICAL = {3: 21.11, 15: 44.26}
+
+
+def chi_square(outcomes: Iterable[int], probs: np.ndarray) -> float:
+    counts = np.bincount(np.fromiter(outcomes, np.int64), minlength=len(probs))
+    expected = counts.sum() * probs
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+def law_of(p: Iterable[float]) -> Law:
+    weights = np.array(tuple(p)) * 2.0
+    return Law(None, weights, lane_sum(weights))
+
+
+def test_draws_over_seeds_and_over_positions_follow_the_law() -> None:
+    sampler, law = make_sampler(4), law_of(P)
+    over_seeds = (sampler.sample(law, key, 17).token_id for key in range(NUM_DRAWS))
+    over_positions = (sampler.sample(law, 5, pos).token_id for pos in range(NUM_DRAWS))
+    assert chi_square(over_seeds, np.array(P)) < CRITICAL[3]
+    assert chi_square(over_positions, np.array(P)) < CRITICAL[3]
+
+
+def test_draws_at_neighbouring_positions_are_independent() -> None:
+    sampler, law = make_sampler(4), law_of(P)
+    pairs = (
+        4 * sampler.sample(law, key, 7).token_id + sampler.sample(law, key, 8).token_id for key in range(NUM_DRAWS)
+    )
+    assert chi_square(pairs, np.outer(P, P).ravel()) < CRITICAL[15]
+
+
+def token_outcomes(stream: Stream, last_stream: Stream) -> Iterable[int]:
+    """First tokens of the ratio rule whose draft and last draw come from the given noise."""
+    # What is left after a rejection has two ids, so that its draw matters.
+    sampler, law = make_sampler(4), law_of(P)
+    q_V = np.array((0.1, 0.2, 0.2, 0.5))
+
+    def emitted(key: int, verify: Callable[..., Verdict] = token.verify) -> int:
+        token_id = draft_token(sampler, q_V, stream, key, 3, 3)
+        draft = Draft((token_id,), (-1,), ("model",), (q_V,), "draft")
+        verdict = verify(draft, lambda _: law, sampler, key, 3)
+        return token_id if verdict.accepted else verdict.next_token_id
+
+    def last_draw(law: Law, sampler: RowSampler, key: int, committed_len: int) -> object:
+        return sampler.sample(law, key, 3, last_stream)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if last_stream is not Stream.RESIDUAL:
+            patch.setattr(token, "last_draw", last_draw)
+        yield from map(emitted, range(NUM_DRAWS))
+
+
+def test_token_rule_follows_the_law() -> None:
+    assert chi_square(token_outcomes(Stream.DRAFT, Stream.RESIDUAL), np.array(P)) < CRITICAL[3]
+
+
+def test_shared_noise_with_a_ratio_test_is_rejected() -> None:
+    """The negative control: the same statistic sees the bias that shared noise causes."""
+    assert chi_square(token_outcomes(Stream.SHARED, Stream.SHARED), np.array(P)) > 2 * CRITICAL[3]

@@ -1,0 +1,63 @@
+import pytest
+
+from forerun.drafters.base import DraftContext
+from forerun.drafters.ngram import NgramDrafter, NgramOptions
+from forerun.drafters.spec import OFF, Speculation
+from forerun.errors import ConfigError
+
+CONTEXT = DraftContext((1, 2, 1), frozenset())
+
+
+@pytest.mark.parametrize("spec", ["off", "ngram:k=0", "ngram:k=0,policy=fixed"])
+def test_off(spec: str) -> None:
+    speculation = Speculation.parse(spec)
+    assert speculation == OFF
+    assert speculation.is_off
+    assert speculation.create(CONTEXT) is None
+    assert str(speculation) == "off"
+
+
+def test_ngram_defaults_and_settings() -> None:
+    assert Speculation.parse("ngram").options == NgramOptions()
+    assert Speculation.parse("ngram:").options == NgramOptions()
+    speculation = Speculation.parse(" ngram:k=12, min=2,max = 3,policy=fixed")
+    assert speculation.options == NgramOptions(k=12, min=2, max=3, policy="fixed")
+    assert isinstance(speculation.create(CONTEXT), NgramDrafter)
+
+
+def test_every_request_gets_its_own_drafter() -> None:
+    speculation = Speculation.parse("ngram")
+    assert speculation.create(CONTEXT) is not speculation.create(CONTEXT)
+
+
+@pytest.mark.parametrize("spec", ["off", "ngram", "ngram:k=3", "ngram:k=1,min=2,max=2,policy=fixed"])
+def test_text_reads_back(spec: str) -> None:
+    speculation = Speculation.parse(spec)
+    assert Speculation.parse(str(speculation)) == speculation
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("", "speculation '' is unknown; known are: off, ngram"),
+        ("auto", "speculation 'auto' is unknown; known are: off, ngram"),
+        ("eagle", "'eagle' is unknown"),
+        ("NGRAM", "'NGRAM' is unknown"),
+        ("off:k=1", "takes no settings"),
+        ("ngram:gamma=3", "setting 'gamma' is unknown; known are: k, min, max, policy"),
+        ("ngram:k", "setting k has no value"),
+        ("ngram:k=", "setting k has no value"),
+        ("ngram:k=two", "k is 'two', but must be a whole number"),
+        ("ngram:k=1.5", "whole number"),
+        ("ngram:k=1,k=2", "k is given twice"),
+        ("ngram:k=64", "k is 64, but must be between 0"),
+        ("ngram:min=3,max=2", "min is 3"),
+        ("ngram:max=500", "max is 500, but must be between 1 and 16"),
+        ("ngram:policy=clever", "adaptive or fixed"),
+        ("ngram+ngram", r"names 2 drafters \(ngram, ngram\), but only one can run"),
+        ("ngram+eagle", "'eagle' is unknown"),
+    ],
+)
+def test_f019_illegal_specs_are_refused(spec: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Speculation.parse(spec)
