@@ -7,7 +7,12 @@ import json
 import os
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
 from benchmarks.wire import ROOT
+
+_FILE_WIDTH = 120  # columns when standard output is no terminal
 
 
 def option_parser(name: str) -> argparse.ArgumentParser:
@@ -31,3 +36,11 @@ def save(stem: str, document: dict[str, Any], text: str) -> None:
     results.mkdir(exist_ok=True)
     (results / f"{stem}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     (results / f"{stem}.md").write_text(text, encoding="utf-8")
+
+
+def show(*tables: Table) -> None:
+    """Tables on standard output."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_FILE_WIDTH)
+    console.print(*tables)

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from benchmarks import provenance
 from benchmarks.arms import Crew
-from benchmarks.command import option_parser, pin, save
+from benchmarks.command import option_parser, pin, save, show
 from benchmarks.corpus import windows_text
 from benchmarks.llama_cpp_env import InstallError, ensure_llama_cpp
 from benchmarks.markdown import markdown_table, provenance_table
@@ -95,7 +95,7 @@ def main() -> int:
     where = provenance.collect("fidelity", model_path, arguments.threads, cpus, peer_info)
     document = {**_summary(distances, windows), "provenance": where}
     save(f"fidelity-{model_path.stem}", document, _markdown(document))
-    Console().print(_table(document))
+    show(_table(document))
     print(_goal_line(document))
     print(json.dumps(document))
     return 0

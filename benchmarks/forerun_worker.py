@@ -64,7 +64,7 @@ class Forerun:
     def prefill(self, num_tokens: int, repeats: int) -> dict[str, Any]:
         """Seconds for a prompt of num_tokens from an empty cache, logits of its last row.
 
-        `memory_bytes` is the most memory that was resident meanwhile beyond what was after loading, KV included.
+        `memory_bytes` is the most memory that was resident meanwhile beyond what was after loading.
         """
         _CLEAR_REFS.write_text(_RESET_PEAK)
         seconds = []

@@ -8,19 +8,31 @@ apart. Its own Q4_0 version of the file runs beside it, as the format its kernel
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import provenance
 from benchmarks.arms import N_CTX, Crew, load_llama_cpp, prefill_seconds, q4_0_file, step_seconds
-from benchmarks.command import option_parser, pin, save
+from benchmarks.command import option_parser, pin, save, show
 from benchmarks.llama_cpp_env import InstallError, ensure_llama_cpp
 from benchmarks.measure import Measured, Turn, interleave
-from benchmarks.peers_report import PeersResult, bars, markdown, step_table, summary_json, system_table
+from benchmarks.peers_report import (
+    OWN,
+    PEER,
+    PEER_Q4_0,
+    PeersResult,
+    bars,
+    markdown,
+    summary_json,
+    tables,
+)
 from benchmarks.wire import Worker, WorkerError
 from forerun.cli.progress import resolve
 from forerun.errors import ForerunError
@@ -29,12 +41,13 @@ NUM_ROWS = (1, 2, 4, 8, 16)
 CONTEXT = 256
 SHORT_PROMPTS, LONG_PROMPTS = (512, 2000), (8000,)
 STEP_REPEATS, SLOW_STEP_REPEATS = 15, 3
-PREFILL_REPEATS = {512: 3}  # others run once per round
+PROMPT_REPEATS = {512: 3}  # others run once per round
 LONG_ROUNDS, SLOW_ROUNDS = 3, 3
 SLOW_ISAS = ("avx2", "scalar")
 STREAM_BYTES = 1 << 30
 SPEC = "ngram"
 SPEC_TOKENS = 200
+NUM_STARTS = 3
 
 
 def main() -> int:
@@ -55,10 +68,9 @@ def main() -> int:
     where = provenance.collect("peers", model_path, arguments.threads, cpus, result.llama_cpp_info)
     document = {**summary_json(result), "provenance": where}
     save(f"peers-{model_path.stem}", document, markdown(result, where))
-    out = Console()
-    out.print(step_table(result), system_table(result))
+    show(*tables(result))
     for bar in bars(result):
-        out.print(bar.line(), markup=False, highlight=False)
+        print(bar.line())
     print(json.dumps(document))
     return 0
 
@@ -71,35 +83,33 @@ def compare(crew: Crew, model_path: Path, num_threads: int, num_rounds: int, con
     """
     console.print("Loading forerun, and trying llama.cpp's settings")
     load = {"file": str(model_path), "num_threads": num_threads}
-    own = crew.forerun("forerun")
-    own_info = own.ask("load", **load, n_ctx=N_CTX)
-    peer = load_llama_cpp(crew, "llama.cpp", model_path, num_threads)
-    q4_0 = load_llama_cpp(crew, "llama.cpp Q4_0", q4_0_file(crew, model_path, num_threads), num_threads)
-    slow = {isa: crew.forerun(f"forerun {isa}", {"FORERUN_ISA": isa}) for isa in SLOW_ISAS if isa != own_info["isa"]}
+    own, own_info, start_s = _timed_start(crew, load)
+    peer = load_llama_cpp(crew, PEER, model_path, num_threads)
+    q4_0 = load_llama_cpp(crew, PEER_Q4_0, q4_0_file(crew, model_path, num_threads), num_threads)
+    slow = {isa: crew.forerun(f"{OWN} {isa}", {"FORERUN_ISA": isa}) for isa in SLOW_ISAS if isa != own_info["isa"]}
     for worker in slow.values():
         worker.ask("load", **load, n_ctx=2 * CONTEXT)
-    engine = crew.forerun("forerun's engine")
+    engine = crew.forerun(f"{OWN}, whole engine")
     python_ms = engine.ask("python_cost", **load, spec=SPEC, max_tokens=SPEC_TOKENS)["milliseconds"]
     crew.dismiss(engine)
-    # On a worker that has seen no long prompt yet, so that what each length adds is visible.
+    # In ascending order, so that what each length adds is visible.
     lengths = [n for n in (*SHORT_PROMPTS, *LONG_PROMPTS) if n < own_info["context_length"]]
     memory_bytes = {n: own.ask("prefill", num_tokens=n, repeats=1)["memory_bytes"] for n in lengths}
 
+    arms = {OWN: own, PEER: peer.steps, PEER_Q4_0: q4_0.steps}
+    prompt_arms = {OWN: own, PEER: peer.prefill, PEER_Q4_0: q4_0.prefill}
     turns = [
-        *_step_turns("forerun", own, num_rounds),
-        *_step_turns("llama.cpp", peer.steps, num_rounds),
-        *_step_turns("llama.cpp Q4_0", q4_0.steps, num_rounds),
-        *(turn for isa, worker in slow.items() for turn in _slow_turns(isa, worker, num_rounds)),
-        *_prefill_turns("forerun", own, lengths, num_rounds),
-        *_prefill_turns("llama.cpp", peer.prefill, lengths, num_rounds),
-        *_prefill_turns("llama.cpp Q4_0", q4_0.prefill, lengths[:1], num_rounds),
+        *_step_turns(arms, STEP_REPEATS, num_rounds),
+        *_step_turns({f"{OWN} {isa}": worker for isa, worker in slow.items()}, SLOW_STEP_REPEATS, SLOW_ROUNDS),
+        *_prompt_turns(prompt_arms, lengths, num_rounds),
         *_stream_turns(own, own_info["weight_bytes"], num_threads, num_rounds),
     ]
     return PeersResult(
         measured=_run(turns, console),
         own_info=own_info,
         llama_cpp_info=peer.info,
-        flash_attention={"llama.cpp": peer.flash_attention, "llama.cpp Q4_0": q4_0.flash_attention},
+        flash_attention={PEER: peer.flash_attention, PEER_Q4_0: q4_0.flash_attention},
+        start_s=start_s,
         python_ms=python_ms,
         memory_bytes=memory_bytes,
         num_rows=NUM_ROWS,
@@ -108,23 +118,34 @@ def compare(crew: Crew, model_path: Path, num_threads: int, num_rounds: int, con
     )
 
 
-def _step_turns(arm: str, worker: Worker, num_rounds: int) -> Iterator[Turn]:
+def _timed_start(crew: Crew, load: dict[str, Any]) -> tuple[Worker, dict[str, Any], float]:
+    """A loaded worker, what it says, and the median seconds from no process to a loaded model."""
+    seconds: list[float] = []
+    while True:
+        start_s = time.perf_counter()
+        worker = crew.forerun(OWN)
+        info = worker.ask("load", **load, n_ctx=N_CTX)
+        seconds.append(time.perf_counter() - start_s)
+        if len(seconds) == NUM_STARTS:
+            return worker, info, median(seconds)
+        crew.dismiss(worker)
+
+
+def _step_turns(arms: dict[str, Worker], repeats: int, num_rounds: int) -> Iterator[Turn]:
     for m in NUM_ROWS:
-        run = partial(step_seconds, worker, num_rows=m, context=CONTEXT, repeats=STEP_REPEATS)
-        yield Turn(("steps", arm, m), worker, run, num_rounds)
+        for arm, worker in arms.items():
+            run = partial(step_seconds, worker, num_rows=m, context=CONTEXT, repeats=repeats)
+            yield Turn(("steps", arm, m), worker, run, num_rounds)
 
 
-def _slow_turns(isa: str, worker: Worker, num_rounds: int) -> Iterator[Turn]:
-    for m in NUM_ROWS:
-        run = partial(step_seconds, worker, num_rows=m, context=CONTEXT, repeats=SLOW_STEP_REPEATS)
-        yield Turn(("steps", f"forerun {isa}", m), worker, run, min(num_rounds, SLOW_ROUNDS), has_warm_up=False)
-
-
-def _prefill_turns(arm: str, worker: Worker, lengths: list[int], num_rounds: int) -> Iterator[Turn]:
+def _prompt_turns(arms: dict[str, Worker], lengths: list[int], num_rounds: int) -> Iterator[Turn]:
     for n in lengths:
-        run = partial(prefill_seconds, worker, num_tokens=n, repeats=PREFILL_REPEATS.get(n, 1))
-        rounds = min(num_rounds, LONG_ROUNDS) if n in LONG_PROMPTS else num_rounds
-        yield Turn(("prefill", arm, n), worker, run, rounds, has_warm_up=n not in LONG_PROMPTS)
+        is_long = n in LONG_PROMPTS
+        for arm, worker in arms.items():
+            if arm == PEER_Q4_0 and n != SHORT_PROMPTS[0]:
+                continue
+            run = partial(prefill_seconds, worker, num_tokens=n, repeats=PROMPT_REPEATS.get(n, 1))
+            yield Turn(("prefill", arm, n), worker, run, LONG_ROUNDS if is_long else num_rounds, not is_long)
 
 
 def _stream_turns(own: Worker, weight_bytes: int, num_threads: int, num_rounds: int) -> Iterator[Turn]:

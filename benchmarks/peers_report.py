@@ -15,6 +15,8 @@ from benchmarks.measure import Measured, Summary, round_to
 OWN, PEER, PEER_Q4_0 = "forerun", "llama.cpp", "llama.cpp Q4_0"
 _MIB = 1 << 20
 
+Section = tuple[tuple[str, ...], list[tuple[str, ...]]]  # header and rows of a table
+
 
 @dataclass(frozen=True, slots=True)
 class PeersResult:
@@ -25,7 +27,8 @@ class PeersResult:
         own_info, llama_cpp_info: what both say about the loaded file.
         flash_attention: the settings chosen for llama.cpp, by arm and then for steps and prefill.
         python_ms: per speculation setting, milliseconds outside the target's pass of each decode step.
-        memory_bytes: by prompt length, resident memory beyond the loaded model.
+        memory_bytes: by prompt length, resident memory beyond the loaded model and its reserved KV storage.
+        start_s: seconds from no process to a loaded model, imports included.
         num_rows: row counts of the steps.
         context: tokens in the cache before a step.
         num_threads: of every arm.
@@ -37,6 +40,7 @@ class PeersResult:
     flash_attention: Mapping[str, Mapping[str, str]]
     python_ms: Mapping[str, list[float]]
     memory_bytes: Mapping[int, int]
+    start_s: float
     num_rows: tuple[int, ...]
     context: int
     num_threads: int
@@ -109,6 +113,7 @@ def bars(result: PeersResult) -> list[Bar]:
         *steps,
         Bar("prompt of 512 tokens, tokens per second over llama.cpp's", prefill, 3.0, False),
         Bar("Python per step in ms", result.python_ms_per_step, 0.30, True),
+        Bar("seconds from no process to a loaded model", result.start_s, 1.50, True),
     ]
 
 
@@ -124,6 +129,7 @@ def summary_json(result: PeersResult) -> dict[str, Any]:
             {"what": bar.what, "value": round_to(bar.value), "limit": bar.limit, "met": bar.is_met}
             for bar in bars(result)
         ],
+        "start_s": round_to(result.start_s),
         "context": result.context,
         "read_gb_per_s": round_to(result.read_gb_per_s),
         "stream_weights_gb_per_s": round_to(measured.summary(("stream", "weights")).median),
@@ -143,66 +149,72 @@ def summary_json(result: PeersResult) -> dict[str, Any]:
     }
 
 
-def step_table(result: PeersResult) -> Table:
-    """Steps and prompts of every arm."""
-    header, rows = _arm_rows(result)
-    table = Table(*header, title=f"{result.num_threads} threads, context {result.context}: step ms, prompt tokens/s")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def system_table(result: PeersResult) -> Table:
-    """The machine's limits and what does not compare."""
-    table = Table("what", "value", title="machine and engine")
-    for row in _system_rows(result):
-        table.add_row(*row)
-    return table
+def tables(result: PeersResult) -> list[Table]:
+    """Steps, prompts, and what does not compare."""
+    shown = []
+    for title, (header, rows) in _sections(result).items():
+        table = Table(*header, title=title)
+        for row in rows:
+            table.add_row(*row)
+        shown.append(table)
+    return shown
 
 
 def markdown(result: PeersResult, where: Mapping[str, Any]) -> str:
     """The result as a document of its own."""
-    header, rows = _arm_rows(result)
     parts = [
         f"# forerun beside llama.cpp: {where['model']}",
-        f"Step: milliseconds of one pass over m rows of one sequence at a context of {result.context}, logits of every "
-        "row. Prompt: tokens per second. Medians of interleaved rounds with their quartiles; "
-        f"{result.num_threads} threads, both engines pinned to the same CPUs. Written by `{where['command']}`.",
-        markdown_table(header, rows),
-        markdown_table(("machine and engine", "value"), _system_rows(result)),
+        "Medians of interleaved rounds with their quartiles; both engines pinned to the same CPUs. A step is one pass "
+        f"over m rows of one sequence, logits of every row. Written by `{where['command']}`.",
+        *(f"## {title}\n\n{markdown_table(*section)}" for title, section in _sections(result).items()),
+        "## goals",
         "\n".join(f"- {bar.line().replace('MISSED', '**missed**').replace('met   ', 'met')}" for bar in bars(result)),
+        "## provenance",
         provenance_table(where),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _arm_rows(result: PeersResult) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    lengths = result.lengths(OWN)
-    header = ("arm", *(f"m={m}" for m in result.num_rows), *(f"prompt {n}" for n in lengths))
-    rows = []
-    for arm in result.arms("steps"):
-        steps = [_cell(result.step_ms(arm, m), 2) for m in result.num_rows]
-        prompts = [_cell(result.prefill_tok_per_s(arm, n), 0) if n in result.lengths(arm) else "" for n in lengths]
-        rows.append((arm, *steps, *prompts))
-    return header, rows
+def _sections(result: PeersResult) -> dict[str, Section]:
+    """Header and rows of each table, by title."""
+    threads = f"{result.num_threads} threads"
+    return {
+        f"milliseconds per step at context {result.context}, {threads}": (
+            ("engine", *(f"{m} row{'s' if m > 1 else ''}" for m in result.num_rows)),
+            [(arm, *(_cell(result.step_ms(arm, m), 2) for m in result.num_rows)) for arm in result.arms("steps")],
+        ),
+        f"prompt tokens per second, {threads}": (
+            ("engine", *(f"{n} tokens" for n in result.lengths(OWN))),
+            [
+                (
+                    arm,
+                    *(
+                        _cell(result.prefill_tok_per_s(arm, n), 0) if n in result.lengths(arm) else ""
+                        for n in result.lengths(OWN)
+                    ),
+                )
+                for arm in result.arms("prefill")
+            ],
+        ),
+        "machine and settings": (("what", "value"), _system_rows(result)),
+    }
 
 
 def _cell(summary: Summary, digits: int) -> str:
     return f"{summary.median:.{digits}f} ({summary.q1:.{digits}f}–{summary.q3:.{digits}f})"
 
 
-def _system_rows(result: PeersResult) -> list[tuple[str, str]]:
+def _system_rows(result: PeersResult) -> list[tuple[str, ...]]:
     stream, again = (result.measured.summary(("stream", name)).median for name in ("memory", "weights"))
     read = result.read_gb_per_s
     weights = float(result.own_info["weight_bytes"])
-    kv = result.own_info["kv_bytes_per_token"]
-    rows = [
+    rows: list[tuple[str, ...]] = [
         ("streaming read of 1 GiB", f"{stream:.1f} GB/s"),
         ("reading as much as the weights, again and again", f"{again:.1f} GB/s"),
         ("weights per step", f"{weights / 1e6:.1f} MB, so one row takes at least {weights / stream / 1e6:.2f} ms"),
         ("read by a one-row step", f"{read:.1f} GB/s, {100 * read / stream:.0f} % of streaming"),
         ("forerun's instruction set", str(result.own_info["isa"])),
-        ("llama.cpp's weights", "; ".join(line for line in result.llama_cpp_info["buffers"] if "model" in line)),
+        ("llama.cpp's weights", "; ".join(_model_buffers(result.llama_cpp_info["buffers"]))),
     ]
     rows += [
         (f"flash attention of {arm}", ", ".join(f"{setting} for {what}" for what, setting in settings.items()))
@@ -213,8 +225,17 @@ def _system_rows(result: PeersResult) -> list[tuple[str, str]]:
         for name, values in result.python_ms.items()
     ]
     rows += [
-        (f"memory beyond the loaded model, prompt of {n}", f"{size / _MIB:.1f} MiB (its KV: {n * kv / _MIB:.1f})")
+        (f"memory that a prompt of {n} adds to the loaded model", f"{size / _MIB:.1f} MiB")
         for n, size in result.memory_bytes.items()
     ]
+    rows.append(("KV storage, reserved at load", f"{result.own_info['kv_bytes_per_token'] / 1024:.1f} KiB per token"))
+    rows.append(("from no process to a loaded model", f"{result.start_s:.2f} s"))
     rows.append(("processor time of idle workers", f"{100 * result.measured.idle_cpu_share:.1f} %"))
     return rows
+
+
+def _model_buffers(buffers: list[str]) -> list[str]:
+    """`AMX 95.34 MiB` of `load_tensors: AMX model buffer size = 95.34 MiB`."""
+    return [
+        line.removeprefix("load_tensors: ").replace(" model buffer size =", "") for line in buffers if "model" in line
+    ]

@@ -1,8 +1,8 @@
 // The loops of sampling.cpp that run over a whole vocabulary, once per instruction set.
 //
-// Included by sampling.cpp alone. The bodies are written once, in vectors whose width the instruction set gives; it adds
-// the two operations that have no portable spelling (`Baseline`, `Avx2`, `Avx512`). All operations are elementwise or
-// run in 16 fixed lanes, so the level can't change a bit.
+// Included by sampling.cpp alone. The bodies are written once, in vectors whose width the instruction set gives; it
+// adds the two operations that have no portable spelling (`Baseline`, `Avx2`, `Avx512`). All operations are elementwise
+// or run in 16 fixed lanes, so the level can't change a bit.
 #pragma once
 
 #include <immintrin.h>
@@ -382,7 +382,9 @@ struct Kernels {
     TARGET static double weigh(const double* x, size_t size, double max, double inverse_t, double* weights) {        \
       return weigh_body<Isa>(x, size, max, inverse_t, weights);                                                      \
     }                                                                                                                \
-    TARGET static RowScan widen(const float* logits, size_t size, double* x) { return widen_body<Isa>(logits, size, x); }\
+    TARGET static RowScan widen(const float* from, size_t size, double* x) {                                         \
+      return widen_body<Isa>(from, size, x);                                                                         \
+    }                                                                                                                \
     TARGET static double max(const double* x, size_t size) { return max_body<Isa>(x, size); }                        \
     TARGET static size_t between(const double* x, size_t size, double low, double high, int32_t* found) {            \
       return between_body<Isa>(x, size, low, high, found);                                                           \

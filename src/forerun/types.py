@@ -91,12 +91,11 @@ class SamplingParams:
         if any(not text for text in self.stop):
             raise RequestError("stop strings must not be empty", "stop")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise RequestError(
-                f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}", "min_tokens"
-            )
+            raise RequestError(f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}", "min_tokens")
 
     @property
     def is_greedy(self) -> bool:
+        """Whether every token is the argmax of its law."""
         return self.temperature < MIN_TEMPERATURE
 
 
@@ -135,10 +134,12 @@ class Draft:
 
     @property
     def num_nodes(self) -> int:
+        """Proposed tokens."""
         return len(self.token_ids)
 
     @property
     def is_chain(self) -> bool:
+        """Whether each node's parent is the node before it."""
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
     def depths(self) -> tuple[int, ...]:

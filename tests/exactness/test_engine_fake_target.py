@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.helpers.engines import EOS, Answer, FakeEngine, Scripted, decode_naively, right, tree, wrong_from
-from tests.helpers.fake_target import VOCAB_SIZE, prefix_logits
 
 from forerun.drafters.spec import Speculation
 from forerun.sampling.history import History
 from forerun.sampling.reference import ReferenceSampler
 from forerun.types import MAX_DRAFT_NODES, Draft, SamplingParams
+from tests.helpers.engines import EOS, Answer, FakeEngine, Scripted, decode_naively, right, tree, wrong_from
+from tests.helpers.fake_target import VOCAB_SIZE, prefix_logits
 
 SEED = 12345
 PROMPT = [3, 4, 5, 6, 3, 4, 5, 7, 9, 3, 4]

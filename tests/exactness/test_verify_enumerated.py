@@ -8,6 +8,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+
+from forerun.errors import ConfigError
+from forerun.sampling.distribution import Law
+from forerun.sampling.noise import Stream
+from forerun.types import Draft, NoiseStream
+from forerun.verify import coupled, token
 from tests.exactness.rational import (
     Model,
     Oracle,
@@ -20,12 +26,6 @@ from tests.exactness.rational import (
     one_step,
     random_model,
 )
-
-from forerun.errors import ConfigError
-from forerun.sampling.distribution import Law
-from forerun.sampling.noise import Stream
-from forerun.types import Draft, NoiseStream
-from forerun.verify import coupled, token
 
 Drafter = Callable[[Oracle, Tokens], Draft]
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from tests.helpers.gguf_files import tiny_llama_tensors, write_gguf, write_tiny_llama
-from tests.helpers.toy_llama import chain_batch, pages_for
 
 from forerun.models.loader import load_model
 from forerun.ops.base import ExecutorConfig
 from forerun.ops.formats import FORMATS
 from forerun.ops.torch import TorchExecutor
+from tests.helpers.gguf_files import tiny_llama_tensors, write_gguf, write_tiny_llama
+from tests.helpers.toy_llama import chain_batch, pages_for
 
 EPS = 1e-5
 NUM_TOKENS = 200

@@ -13,6 +13,11 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from torch import Tensor
+
+from forerun.ops.base import AttentionSpec, ExecutorConfig, KvType, RopeStyle, Weight
+from forerun.ops.torch import TorchExecutor
+from forerun.types import Batch
 from tests.helpers.toy_llama import (
     EPS,
     ToyLlama,
@@ -23,11 +28,6 @@ from tests.helpers.toy_llama import (
     rms_norm,
     silu,
 )
-from torch import Tensor
-
-from forerun.ops.base import AttentionSpec, ExecutorConfig, KvType, RopeStyle, Weight
-from forerun.ops.torch import TorchExecutor
-from forerun.types import Batch
 
 TOLERANCE = 1e-5
 ROWS = 37

@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.helpers.hf_to_gguf import write_llama_gguf
-from tests.helpers.toy_llama import chain_batch, pages_for
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
@@ -17,6 +15,8 @@ from forerun.models.llama import attention_spec
 from forerun.models.loader import LoadedModel, load_model
 from forerun.ops import ExecutorConfig, create_executor
 from forerun.types import PAGE_TOKENS, Batch
+from tests.helpers.hf_to_gguf import write_llama_gguf
+from tests.helpers.toy_llama import chain_batch, pages_for
 
 NUM_TOKENS = 200
 VOCAB = 96

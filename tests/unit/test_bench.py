@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.helpers.gguf_files import write_tiny_llama
 
 from forerun.bench.fidelity import compare, measure_fidelity, text_token_ids
 from forerun.bench.kernels import matrix_groups, time_group
@@ -22,6 +21,7 @@ from forerun.cli.info import describe
 from forerun.engine.llm import LLM
 from forerun.errors import RequestError
 from forerun.models.loader import load_model
+from tests.helpers.gguf_files import write_tiny_llama
 
 
 @pytest.fixture(scope="module")

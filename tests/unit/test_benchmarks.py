@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from benchmarks.corpus import windows_text
 from benchmarks.fidelity import distance, joined
 from benchmarks.llama_cpp_env import peers_dir
 from benchmarks.markdown import markdown_table
 from benchmarks.measure import Measured, Summary, Turn, interleave
-from benchmarks.peers_report import OWN, PEER, PeersResult, bars, summary_json
+from benchmarks.peers_report import OWN, PEER, PeersResult, bars, markdown, summary_json
 from benchmarks.provenance import kernel_flags, sha256_of
 
 
@@ -77,6 +78,7 @@ def result(own_ms: dict[int, float], peer_one_row_ms: float) -> PeersResult:
         flash_attention={PEER: {"steps": "off", "prefill": "on"}},
         python_ms={"off": [0.1, 0.1], "ngram": [0.125, 0.375]},
         memory_bytes={512: 1 << 20},
+        start_s=2.0,
         num_rows=tuple(own_ms),
         context=256,
         num_threads=2,
@@ -93,6 +95,7 @@ def test_goals_compare_with_one_row_of_the_peer() -> None:
         (pytest.approx(0.9), False),
         (pytest.approx(4.0), True),
         (0.25, True),
+        (2.0, False),
     ]
 
 
@@ -103,6 +106,14 @@ def test_the_json_line_names_forerun_first() -> None:
     assert document["stream_gb_per_s"] == 40.0
     assert document["python_ms_per_step"] == 0.25
     assert document["read_gb_per_s"] == 24.0
+
+
+def test_the_document_has_every_arm_goal_and_origin() -> None:
+    text = markdown(result({1: 4.0, 4: 6.0, 8: 9.0}, 10.0), {"model": "m.gguf", "command": "run it", "commit": "abc"})
+    assert "| forerun | 4.00 (4.00–4.00) | 6.00 (6.00–6.00) | 9.00 (9.00–9.00) |" in text
+    assert "| llama.cpp | 1024 (1024–1024) |" in text
+    assert "- **missed**  8 rows over llama.cpp's one: 0.900, goal at most 0.80" in text
+    assert "| commit | abc |" in text
 
 
 def test_distance_is_the_kl_from_the_reference() -> None:

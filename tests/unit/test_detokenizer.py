@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.helpers.toy_vocab import TOY
 
 from forerun.errors import EngineFault
 from forerun.models.detokenizer import Detokenizer, StopMatcher, TextPiece, TextStream
+from tests.helpers.toy_vocab import TOY
 
 IDS = st.lists(st.integers(0, TOY.vocab_size - 1), max_size=60)
 SIZES = st.lists(st.integers(1, 8), min_size=60, max_size=60)

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.helpers.engines import Answer, FakeEngine, Scripted, decode_naively, right, wrong_from
 
 from forerun.drafters.base import DraftContext
 from forerun.drafters.spec import Speculation
 from forerun.engine.request import prepare
 from forerun.errors import EngineFault, RequestError
 from forerun.types import Batch, Draft, ForwardOutput, SamplingParams
+from tests.helpers.engines import Answer, FakeEngine, Scripted, decode_naively, right, wrong_from
 
 PROMPT = [3, 4, 5, 6, 3, 4, 5]
 PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.helpers.engines import Scripted, tree
-from tests.helpers.gguf_files import write_tiny_llama
 
 import forerun
 from forerun import LLM, ConfigError, RequestError, SamplingParams
 from forerun.engine.request import prepare
 from forerun.types import StepRecord
+from tests.helpers.engines import Scripted, tree
+from tests.helpers.gguf_files import write_tiny_llama
 
 PROMPT = "the cat and the dog and the cat and the"
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True, logprobs=2)

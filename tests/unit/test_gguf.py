@@ -9,12 +9,12 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from tests.helpers.gguf_files import CHAT_TEMPLATE, vocabulary, write_gguf, write_tiny_llama
 
 from forerun.errors import LoadError
 from forerun.models.gguf import _TENSOR_TYPES, read_gguf
 from forerun.models.loader import load_model
 from forerun.ops.formats import FORMATS
+from tests.helpers.gguf_files import CHAT_TEMPLATE, vocabulary, write_gguf, write_tiny_llama
 
 U8, U32, F32, BOOL, STRING, ARRAY, U64 = 0, 4, 6, 7, 8, 9, 10
 

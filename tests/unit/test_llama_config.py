@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.helpers.gguf_files import tiny_llama_tensors, write_gguf, write_tiny_llama
 
 from forerun.errors import ConfigError, LoadError
 from forerun.models.config import ModelConfig
 from forerun.models.llama import LlamaWeights, tensor_shapes
 from forerun.models.loader import load_model
+from tests.helpers.gguf_files import tiny_llama_tensors, write_gguf, write_tiny_llama
 
 METADATA = {
     "llama.block_count": 2,

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.helpers.gguf_files import vocabulary
-from tests.helpers.toy_vocab import CONTROL, TOY, metadata, tokenizer
 
 from forerun.errors import LoadError, RequestError
 from forerun.models.tokenizer import PRE_RULES, Tokenizer
+from tests.helpers.gguf_files import vocabulary
+from tests.helpers.toy_vocab import CONTROL, TOY, metadata, tokenizer
 
 TOOL_CALL = TOY.vocab_size - 1
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from forerun import _native
+import forerun._native as _native
 from forerun.errors import ConfigError, EngineFault, LoadError
 from forerun.ops.base import ExecutorConfig, Ops, Weight
 from forerun.ops.recorder import OP_NAMES, Instr, Recorder, Value, assign_buffers
@@ -65,7 +65,7 @@ class NativeExecutor:
         build: writes the forward pass in `Ops` calls; run once.
 
     Raises:
-        ConfigError: `FORERUN_ISA` names an instruction set this machine lacks, or the number of threads is out of range.
+        ConfigError: `FORERUN_ISA` names an instruction set this machine lacks, or there are too many threads.
         LoadError: a weight has a format or a shape that can't be packed.
     """
 
@@ -135,7 +135,7 @@ class NativeExecutor:
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes of activations and logits; grows with `max_rows` and with the logit rows asked for, not with context."""
+        """Bytes of activations and logits; grows with `max_rows` and the logit rows asked for, not with context."""
         return int(self.program.scratch_bytes)
 
 
@@ -202,4 +202,5 @@ def half_split_rows(num_rows: int, head_dim: int) -> Int32Array:
     """
     order = np.concatenate([np.arange(0, head_dim, 2), np.arange(1, head_dim, 2)])
     heads = np.arange(0, num_rows, head_dim)
-    return (heads[:, None] + order).reshape(-1).astype(np.int32)
+    rows: Int32Array = (heads[:, None] + order).reshape(-1).astype(np.int32)
+    return rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from forerun import _native
+import forerun._native as _native
 from forerun.errors import EngineFault
 from forerun.sampling import noise
 from forerun.sampling.distribution import NO_IDS, Law, Race, check_token_ids, is_cut
