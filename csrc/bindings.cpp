@@ -68,8 +68,9 @@ double stream_read_gb_per_s(int num_threads, size_t num_bytes) {
   nb::gil_scoped_release release;
   Pool pool(num_threads);
   const size_t words = num_bytes / 64 * 8;
-  auto data = aligned_array<uint8_t>(words * 8);
-  const uint64_t* p = reinterpret_cast<const uint64_t*>(data.get());
+  const Array<uint64_t> data(words);
+  pool.run([&](int t) { std::memset(data.get() + words / num_threads * t, 1, words / num_threads * 8); });
+  const uint64_t* p = data.get();
   double best_s = 1e9;
   std::atomic<uint64_t> sink{0};
   for (int pass = 0; pass < 8; pass++) {
@@ -148,7 +149,7 @@ NB_MODULE(_native, m) {
       .def(
           "logits",
           [](Program& p, size_t num_rows, size_t vocab_size) {
-            const int64_t stride = round_up(static_cast<int>(vocab_size), 16);
+            const int64_t stride = p.logit_stride();
             return nb::ndarray<nb::numpy, const float, nb::ndim<2>>(p.logits(), {num_rows, vocab_size}, nb::handle(),
                                                                    {stride, 1});
           },

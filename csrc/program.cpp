@@ -1,12 +1,8 @@
 #include "program.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <stdexcept>
 
 #include "rope_table.h"
@@ -19,7 +15,6 @@ constexpr int kPrivateRows = 16;
 constexpr int kMaxTilesAtOnce = 8;
 constexpr size_t kTileCacheBytes = 24 << 10;  // tiles that are reused for several row blocks should stay in L1
 constexpr size_t kOutputCacheBytes = 64 << 10;  // what a run of tiles makes waits for its epilogue in L2
-constexpr size_t kHugePageBytes = size_t{2} << 20;
 
 using Clock = std::chrono::steady_clock;
 
@@ -40,22 +35,6 @@ Partial partial_at(float* data) { return {data, data + kMaxPairs, data + 2 * kMa
 
 }  // namespace
 
-void FreeAligned::operator()(void* p) const { std::free(p); }
-
-template <class T>
-AlignedArray<T> aligned_array(size_t count) {
-  size_t bytes = (count * sizeof(T) + 63) / 64 * 64;
-  if (bytes == 0) bytes = 64;
-  const bool is_large = bytes >= 2 * kHugePageBytes;
-  void* p = std::aligned_alloc(is_large ? kHugePageBytes : 64, is_large ? (bytes + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes : bytes);
-  if (!p) throw std::bad_alloc();
-  if (is_large) madvise(p, bytes, MADV_HUGEPAGE);
-  std::memset(p, 0, bytes);
-  return AlignedArray<T>(static_cast<T*>(p));
-}
-template AlignedArray<uint8_t> aligned_array<uint8_t>(size_t);
-template AlignedArray<float> aligned_array<float>(size_t);
-
 Program::Program(const Geometry& geometry, const std::vector<double>& inv_freq, int num_threads,
                  const KernelTable& kernels)
     : geometry_(geometry), kernels_(kernels), pool_(num_threads), scratch_(static_cast<size_t>(pool_.num_threads())) {
@@ -68,13 +47,13 @@ Program::Program(const Geometry& geometry, const std::vector<double>& inv_freq, 
   for (int layer = 0; layer < g.num_layers; layer++) {
     KvLayer kv{nullptr, g.is_kv_f32, g.num_kv_heads, g.head_dim, d_pad};
     const size_t elems = static_cast<size_t>(g.num_pages) * g.num_kv_heads * kv.page_elems();
-    kv_data_.push_back(aligned_array<uint8_t>(elems * (g.is_kv_f32 ? 4 : 2)));
+    kv_data_.emplace_back(elems * (g.is_kv_f32 ? 4 : 2));
     kv.data = kv_data_.back().get();
     kv_.push_back(kv);
   }
   const int half = g.head_dim / 2, num_positions = g.num_pages * kPageTokens;
-  rope_cos_ = aligned_array<float>(static_cast<size_t>(num_positions) * half);
-  rope_sin_ = aligned_array<float>(static_cast<size_t>(num_positions) * half);
+  rope_cos_ = Array<float>(static_cast<size_t>(num_positions) * half);
+  rope_sin_ = Array<float>(static_cast<size_t>(num_positions) * half);
   for (int position = 0; position < num_positions; position++) {
     for (int i = 0; i < half; i++) {
       double s, c;
@@ -89,8 +68,7 @@ Program::Program(const Geometry& geometry, const std::vector<double>& inv_freq, 
 int Program::add_matrix(SourceFormat source, int outputs, int inputs, const uint8_t* data, const int32_t* rows) {
   source_row_bytes(source, inputs);  // refuses ragged blocks
   PackedMatrix m = packed_shape(packed_format(source), outputs, inputs);
-  matrix_data_.push_back(aligned_array<uint8_t>(m.tile_bytes * static_cast<size_t>(m.tiles)));
-  m.data = matrix_data_.back().get();
+  m.data = weights_.allocate(m.tile_bytes * static_cast<size_t>(m.tiles));
   std::atomic<bool> is_exact{true};
   pool_.run([&](int thread) {
     const Range r = share(m.tiles, thread, pool_.num_threads());
@@ -103,14 +81,16 @@ int Program::add_matrix(SourceFormat source, int outputs, int inputs, const uint
 }
 
 int Program::add_vector(const float* data, int n) {
-  vectors_.push_back(aligned_array<float>(static_cast<size_t>(round_up(n, kGroup))));
-  std::memcpy(vectors_.back().get(), data, sizeof(float) * static_cast<size_t>(n));
+  float* values = reinterpret_cast<float*>(weights_.allocate(sizeof(float) * static_cast<size_t>(round_up(n, kGroup))));
+  std::memcpy(values, data, sizeof(float) * static_cast<size_t>(n));
+  vectors_.push_back(values);
   return static_cast<int>(vectors_.size()) - 1;
 }
 
 int Program::add_buffer(int width) {
-  const int stride = round_up(width, kGroup);
-  buffers_.push_back({width, stride, aligned_array<float>(static_cast<size_t>(geometry_.max_rows) * stride)});
+  // Rows a multiple of 4 KB apart would share cache sets.
+  const int stride = round_up(width, kGroup) + kTileRows;
+  buffers_.push_back({width, stride, Array<float>(static_cast<size_t>(geometry_.max_rows) * stride)});
   return static_cast<int>(buffers_.size()) - 1;
 }
 
@@ -232,11 +212,11 @@ void Program::allocate_scratch() {
   if (shared_.rows) return;
   auto fill = [&](ThreadScratch& t, int rows) {
     const size_t n = static_cast<size_t>(rows) * static_cast<size_t>(max_inputs_);
-    t.rows = aligned_array<float>(n);
-    t.codes = AlignedArray<int8_t>(reinterpret_cast<int8_t*>(aligned_array<uint8_t>(n).release()));
-    t.scale = aligned_array<float>(n / kGroup);
-    t.scaled_sum = aligned_array<float>(n / kGroup);
-    t.sum = AlignedArray<int32_t>(reinterpret_cast<int32_t*>(aligned_array<float>(n / kGroup).release()));
+    t.rows = Array<float>(n);
+    t.codes = Array<int8_t>(n);
+    t.scale = Array<float>(n / kGroup);
+    t.scaled_sum = Array<float>(n / kGroup);
+    t.sum = Array<int32_t>(n / kGroup);
   };
   fill(shared_, round_up(geometry_.max_rows, kAmxRows));
   const int d_pad = round_up(geometry_.head_dim, 16);
@@ -245,9 +225,9 @@ void Program::allocate_scratch() {
     // Two outputs (gate and up) of as many tiles as tiles_at_once allows.
     const size_t few_rows = static_cast<size_t>(kBlockRows) * kMaxTilesAtOnce;
     const size_t many_rows = std::max(static_cast<size_t>(geometry_.max_rows), kOutputCacheBytes / sizeof(float) / kTileRows);
-    t.tiles = aligned_array<float>(2 * kTileRows * std::max(few_rows, many_rows));
-    t.unpacked = aligned_array<uint8_t>(static_cast<size_t>(kTileRows) * static_cast<size_t>(max_inputs_));
-    t.attend = aligned_array<float>(attend_scratch_floats(geometry_.head_dim) + 2 * partial_floats(d_pad));
+    t.tiles = Array<float>(2 * kTileRows * std::max(few_rows, many_rows));
+    t.unpacked = Array<uint8_t>(static_cast<size_t>(kTileRows) * static_cast<size_t>(max_inputs_));
+    t.attend = Array<float>(attend_scratch_floats(geometry_.head_dim) + 2 * partial_floats(d_pad));
   }
   num_counters_ = instrs_.size();
   next_item_ = std::make_unique<std::atomic<int>[]>(num_counters_);
@@ -284,16 +264,16 @@ void Program::plan(const StepArgs& s) {
     split_first_.push_back(static_cast<int>(items_.size()));
     const size_t need = items_.size() * partial_floats(round_up(geometry_.head_dim, 16));
     if (need > partials_capacity_) {
-      partials_ = aligned_array<float>(need);
+      partials_ = Array<float>(need);
       partials_capacity_ = need;
     }
   } else {
     items_.assign(base.rbegin(), base.rend());  // the longest contexts first
   }
   for (size_t i = 0; i < num_counters_; i++) next_item_[i].store(0, std::memory_order_relaxed);
-  const size_t need = static_cast<size_t>(s.num_logit_rows) * static_cast<size_t>(round_up(geometry_.vocab_size, 16));
+  const size_t need = static_cast<size_t>(s.num_logit_rows) * static_cast<size_t>(logit_stride());
   if (need > logits_capacity_) {
-    logits_ = aligned_array<float>(need);
+    logits_ = Array<float>(need);
     logits_capacity_ = need;
   }
   argmax_.resize(static_cast<size_t>(s.num_logit_rows));
@@ -390,7 +370,7 @@ void Program::fill_inputs(const Instr& instr, const Inputs& inputs, int row, boo
   const float* x = in.data.get() + static_cast<size_t>(source) * in.stride;
   float* mine = const_cast<float*>(inputs.rows) + static_cast<size_t>(row) * inputs.stride;
   if (instr.norm >= 0)
-    kernels_.rms_norm(x, vectors_[static_cast<size_t>(instr.norm)].get(), instr.eps, in.width, mine);
+    kernels_.rms_norm(x, vectors_[static_cast<size_t>(instr.norm)], instr.eps, in.width, mine);
   else if (is_gathered)
     std::memcpy(mine, x, sizeof(float) * static_cast<size_t>(in.stride));
   if (inputs.acts.groups > 0 && !kernels_.quantise_row(mine, inputs.acts, row)) flag_non_finite(instr, source);
@@ -503,7 +483,7 @@ void Program::run_logits(const Instr& instr, int thread) {
   if (num_rows == 0) return;
   const Inputs in = prepare(instr, thread, num_rows, true);
   const PackedMatrix& w = matrices_[static_cast<size_t>(instr.weights[0])];
-  const size_t ldo = static_cast<size_t>(round_up(geometry_.vocab_size, 16));
+  const size_t ldo = static_cast<size_t>(logit_stride());
   const Range tiles = share(w.tiles, thread, pool_.num_threads());
   const int step = tiles_at_once(w, num_rows);
   for (int tile = tiles.begin; tile < tiles.end; tile += step)

@@ -8,6 +8,7 @@
 
 #include "kernels.h"
 #include "layout.h"
+#include "memory.h"
 #include "pack.h"
 #include "pool.h"
 
@@ -57,15 +58,6 @@ struct StepArgs {
   int num_logit_rows;
 };
 
-struct FreeAligned {
-  void operator()(void* p) const;
-};
-template <class T>
-using AlignedArray = std::unique_ptr<T[], FreeAligned>;
-// Zeroed, 64-byte aligned; huge pages are asked for when it is large. Throws std::bad_alloc.
-template <class T>
-AlignedArray<T> aligned_array(size_t count);
-
 class Program {
  public:
   Program(const Geometry& geometry, const std::vector<double>& inv_freq, int num_threads, const KernelTable& kernels);
@@ -78,6 +70,8 @@ class Program {
 
   // One pass. Throws std::invalid_argument for arrays that point outside, std::runtime_error for non-finite activations.
   void forward(const StepArgs& step);
+  // Floats from one row of logits to the next.
+  int logit_stride() const { return round_up(geometry_.vocab_size, kTileRows) + kTileRows; }
   const float* logits() const { return logits_.get(); }
   const int32_t* argmax() const { return argmax_.data(); }
 
@@ -98,16 +92,16 @@ class Program {
   struct Buffer {
     int width;   // as declared
     int stride;  // padded to 16
-    AlignedArray<float> data;
+    Array<float> data;
   };
   struct ThreadScratch {
-    AlignedArray<float> rows;     // [kPrivateRows][max_inputs] normalised inputs
-    AlignedArray<int8_t> codes;
-    AlignedArray<float> scale, scaled_sum;
-    AlignedArray<int32_t> sum;
-    AlignedArray<float> tiles;    // outputs that wait for their epilogue
-    AlignedArray<uint8_t> unpacked;  // one tile's codes as bytes
-    AlignedArray<float> attend;   // attend_scratch_floats, then a Partial and a running Partial
+    Array<float> rows;     // [kPrivateRows][max_inputs] normalised inputs
+    Array<int8_t> codes;
+    Array<float> scale, scaled_sum;
+    Array<int32_t> sum;
+    Array<float> tiles;    // outputs that wait for their epilogue
+    Array<uint8_t> unpacked;  // one tile's codes as bytes
+    Array<float> attend;   // attend_scratch_floats, then a Partial and a running Partial
     std::vector<float> best_value;
     std::vector<int> best_id;
   };
@@ -150,19 +144,19 @@ class Program {
   const KernelTable& kernels_;
   Pool pool_;
   std::vector<PackedMatrix> matrices_;
-  std::vector<AlignedArray<uint8_t>> matrix_data_;
-  std::vector<AlignedArray<float>> vectors_;
+  Arena weights_;  // what matrices_ and vectors_ point into
+  std::vector<const float*> vectors_;
   std::vector<Buffer> buffers_;
   std::vector<Instr> instrs_;
   std::vector<KvLayer> kv_;
-  std::vector<AlignedArray<uint8_t>> kv_data_;
-  AlignedArray<float> rope_cos_, rope_sin_;  // [positions][head_dim / 2]
+  std::vector<Array<uint8_t>> kv_data_;
+  Array<float> rope_cos_, rope_sin_;  // [positions][head_dim / 2]
   size_t weight_bytes_ = 0;
 
   int max_inputs_ = 0;
   std::vector<ThreadScratch> scratch_;
   ThreadScratch shared_;  // inputs of a pass with many rows
-  AlignedArray<float> logits_;
+  Array<float> logits_;
   size_t logits_capacity_ = 0;
   std::vector<int32_t> argmax_;
 
@@ -172,7 +166,7 @@ class Program {
   std::vector<AttendItem> items_;
   std::vector<int> split_first_;  // per base item, its first split item
   bool is_split_ = false;
-  AlignedArray<float> partials_;
+  Array<float> partials_;
   size_t partials_capacity_ = 0;
   std::unique_ptr<std::atomic<int>[]> next_item_;
   size_t num_counters_ = 0;

@@ -1,0 +1,237 @@
+// What test_core.cpp is made of: a check that names its place, repeatable random inputs, and owners of the kernels' structs.
+#pragma once
+#include <cmath>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "cpu.h"
+#include "half.h"
+#include "kernels.h"
+#include "pack.h"
+#include "program.h"
+
+#define CHECK(condition, ...)                                                          \
+  do {                                                                                 \
+    if (!(condition)) ::forerun::test::fail(__FILE__, __LINE__, #condition, __VA_ARGS__); \
+  } while (0)
+
+namespace forerun {
+namespace test {
+
+[[noreturn]] inline void fail(const char* file, int line, const char* condition, const char* format, ...) {
+  std::fprintf(stderr, "%s:%d: FAILED: %s: ", file, line, condition);
+  va_list args;
+  va_start(args, format);
+  std::vfprintf(stderr, format, args);
+  va_end(args);
+  std::fputc('\n', stderr);
+  std::exit(1);
+}
+
+// SplitMix64 (Steele, Lea and Flood 2014): the same numbers everywhere.
+class Rng {
+ public:
+  explicit Rng(uint64_t seed) : state_(seed) {}
+  uint64_t bits() {
+    uint64_t z = state_ += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  }
+  int between(int low, int high) { return low + static_cast<int>(bits() % static_cast<uint64_t>(high - low + 1)); }
+  float uniform(float low, float high) { return low + (high - low) * static_cast<float>(bits() >> 40) * 0x1p-24f; }
+  float bell() { return uniform(-1, 1) + uniform(-1, 1) + uniform(-1, 1); }
+
+ private:
+  uint64_t state_;
+};
+
+inline std::vector<float> random_floats(Rng& rng, size_t n, float scale = 1.0f) {
+  std::vector<float> out(n);
+  for (float& x : out) x = scale * rng.bell();
+  return out;
+}
+
+template <class T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+
+// Every table of this machine; the scalar one, the reference, is first.
+inline std::vector<const KernelTable*> all_tables() {
+  std::vector<const KernelTable*> tables;
+  for (const std::string& isa : available_isas()) tables.push_back(&kernels_for(isa));
+  return tables;
+}
+inline const KernelTable& reference() { return scalar_kernels(); }
+
+// ---- weights ---------------------------------------------------------------------------------------------------------
+
+constexpr SourceFormat kSources[] = {SourceFormat::F32, SourceFormat::F16, SourceFormat::Q4_0, SourceFormat::Q4_1,
+                                     SourceFormat::Q8_0};
+
+inline const char* name_of(SourceFormat source) {
+  constexpr const char* kNames[] = {"f32", "f16", "q4_0", "q4_1", "q8_0"};
+  return kNames[static_cast<int>(source)];
+}
+
+// An fp16 that a scale may be: mostly ordinary, some negative, subnormal, zero or as large as `largest`.
+inline uint16_t random_half(Rng& rng, float largest) {
+  switch (rng.between(0, 9)) {
+    case 0: return 0;
+    case 1: return static_cast<uint16_t>(rng.between(1, 0x3ff));           // subnormal
+    case 2: return static_cast<uint16_t>(0x8000 | rng.between(1, 0x3ff));  // and negative
+    case 3: return float_to_half(rng.between(0, 1) ? largest : -largest);
+    default: return float_to_half(rng.uniform(-0.1f, 0.1f));
+  }
+}
+
+// Bytes of a matrix in a file. Some groups hold nothing but their lowest or highest code.
+inline std::vector<uint8_t> random_source(Rng& rng, SourceFormat source, int outputs, int inputs) {
+  std::vector<uint8_t> data(source_row_bytes(source, inputs) * static_cast<size_t>(outputs));
+  uint8_t* p = data.data();
+  auto put_half = [&](uint16_t h) { std::memcpy(p, &h, 2), p += 2; };
+  if (packed_format(source) == Format::F32) {
+    for (int i = 0; i < outputs * inputs; i++) {
+      const float x = 0.2f * rng.bell();
+      if (source == SourceFormat::F16)
+        put_half(rng.between(0, 9) ? float_to_half(x) : random_half(rng, 4.0f));
+      else
+        std::memcpy(p, &x, 4), p += 4;
+    }
+    return data;
+  }
+  const bool is_q8 = source == SourceFormat::Q8_0;
+  for (int block = 0; block < outputs * (inputs / kGroup); block++) {
+    put_half(random_half(rng, source == SourceFormat::Q4_0 ? 8188.0f : 65504.0f));
+    if (source == SourceFormat::Q4_1) put_half(random_half(rng, 65504.0f));
+    const int kind = rng.between(0, 5);
+    for (int i = 0; i < (is_q8 ? kGroup : kGroup / 2); i++) {
+      const uint8_t low = is_q8 ? 0x80 : 0x00, high = is_q8 ? 0x7f : 0xff;
+      *p++ = kind == 0 ? low : kind == 1 ? high : static_cast<uint8_t>(rng.bits());
+    }
+  }
+  return data;
+}
+
+struct Matrix {
+  PackedMatrix packed;
+  AlignedArray<uint8_t> data;
+};
+
+inline Matrix pack(SourceFormat source, int outputs, int inputs, const std::vector<uint8_t>& bytes,
+                   const int32_t* rows = nullptr) {
+  Matrix m;
+  m.packed = packed_shape(packed_format(source), outputs, inputs);
+  m.data = aligned_array<uint8_t>(m.packed.tile_bytes * static_cast<size_t>(m.packed.tiles));
+  m.packed.data = m.data.get();
+  const int cut = m.packed.tiles / 2;  // two pieces, as two threads would
+  CHECK(pack_tiles(m.packed, 0, cut, source, bytes.data(), rows), "%s", name_of(source));
+  CHECK(pack_tiles(m.packed, cut, m.packed.tiles, source, bytes.data(), rows), "%s", name_of(source));
+  return m;
+}
+
+inline Matrix random_matrix(Rng& rng, SourceFormat source, int outputs, int inputs) {
+  return pack(source, outputs, inputs, random_source(rng, source, outputs, inputs));
+}
+
+// The formats' definitions, written as plainly as they are.
+inline float weight_at(SourceFormat source, const uint8_t* row, int k) {
+  auto half_at = [](const uint8_t* p) {
+    uint16_t h;
+    std::memcpy(&h, p, 2);
+    return half_to_float(h);
+  };
+  const int g = k / kGroup, i = k % kGroup;
+  auto nibble = [&](const uint8_t* codes) { return i < 16 ? codes[i] & 15 : codes[i - 16] >> 4; };
+  switch (source) {
+    case SourceFormat::F32: {
+      float x;
+      std::memcpy(&x, row + 4 * static_cast<size_t>(k), 4);
+      return x;
+    }
+    case SourceFormat::F16: return half_at(row + 2 * static_cast<size_t>(k));
+    case SourceFormat::Q4_0: {
+      const uint8_t* block = row + g * 18;
+      return half_at(block) * static_cast<float>(nibble(block + 2) - 8);
+    }
+    case SourceFormat::Q4_1: {
+      const uint8_t* block = row + g * 20;
+      return half_at(block) * static_cast<float>(nibble(block + 4)) + half_at(block + 2);
+    }
+    default: {
+      const uint8_t* block = row + g * 34;
+      return half_at(block) * static_cast<float>(static_cast<int8_t>(block[2 + i]));
+    }
+  }
+}
+
+// ---- activations -----------------------------------------------------------------------------------------------------
+
+// Arrays of exactly the size the layout states. What pads an AMX block has zero codes, and scales that must not be read.
+struct ActRows {
+  std::vector<int8_t> codes;
+  std::vector<float> scale, scaled_sum;
+  std::vector<int32_t> sum;
+  Acts acts;
+
+  ActRows(int rows, int inputs, int block_rows) {
+    const size_t padded = static_cast<size_t>(block_rows == kAmxRows ? round_up(rows, kAmxRows) : rows);
+    const size_t groups = static_cast<size_t>(inputs / kGroup);
+    codes.assign(padded * static_cast<size_t>(inputs), 0);
+    scale.assign(padded * groups, std::numeric_limits<float>::quiet_NaN());
+    scaled_sum = scale;
+    sum.assign(padded * groups, -77777);
+    acts = {codes.data(), scale.data(), scaled_sum.data(), sum.data(), rows, inputs, inputs / kGroup, block_rows};
+  }
+
+  bool quantise(const KernelTable& table, const float* x, size_t ldx) {
+    bool is_finite = true;
+    for (int row = 0; row < acts.rows; row++)
+      is_finite = table.quantise_row(x + static_cast<size_t>(row) * ldx, acts, row) && is_finite;
+    return is_finite;
+  }
+
+  // Code and scale of one input, in the quad layout.
+  int code(int row, int k) const {
+    const int block = row / kBlockRows, mr = acts.block_size(block);
+    return acts.block_codes(block)[(static_cast<size_t>(k / 4) * mr + row % kBlockRows) * 4 + k % 4];
+  }
+  float scale_of(int row, int g) const {
+    const int block = row / kBlockRows, mr = acts.block_size(block);
+    return scale[acts.group_at(block) + static_cast<size_t>(g) * mr + row % kBlockRows];
+  }
+};
+
+// One row of inputs, group by group: ordinary, all extremes, zero, too small for a scale, large, or exact halves of a step.
+inline void fill_row(Rng& rng, float* x, int inputs) {
+  for (int g = 0; g < inputs / kGroup; g++, x += kGroup) {
+    const int kind = rng.between(0, 9);
+    for (int i = 0; i < kGroup; i++) {
+      const float sign = rng.between(0, 1) ? 1.0f : -1.0f;
+      x[i] = kind == 0   ? 0.0f
+             : kind == 1 ? 1e-38f * rng.bell()
+             : kind == 2 ? 3.7f * sign
+             : kind == 3 ? 1e15f * rng.bell()
+             : kind == 4 ? 0.5f * static_cast<float>(rng.between(-253, 253))
+                         : rng.bell();
+    }
+    if (kind == 4) x[rng.between(0, kGroup - 1)] = 127.0f;  // the step is one, so the halves above are ties
+    if (kind == 5) x[rng.between(0, kGroup - 1)] *= 100.0f;
+  }
+}
+
+inline std::vector<float> random_rows(Rng& rng, int rows, int inputs) {
+  std::vector<float> x(static_cast<size_t>(rows) * static_cast<size_t>(inputs));
+  for (int row = 0; row < rows; row++) fill_row(rng, x.data() + static_cast<size_t>(row) * inputs, inputs);
+  return x;
+}
+
+}  // namespace test
+}  // namespace forerun
