@@ -42,6 +42,7 @@ class Forerun:
     executor: Executor
     num_slots: int
     loaded_bytes: int
+    context: int  # tokens of the usual prompt that are in the cache
 
     def load(
         self, file: str, num_threads: int, n_ctx: int, backend: str = "native", kv: KvType = "f16"
@@ -51,6 +52,7 @@ class Forerun:
         self.executor, context_length = _bind(Path(file), num_threads, n_ctx, backend, kv)
         load_s = time.perf_counter() - start_s
         self.num_slots = n_ctx
+        self.context = 0
         self.loaded_bytes = _status_bytes("VmRSS")
         return {
             "load_s": load_s,
@@ -70,13 +72,14 @@ class Forerun:
         seconds = []
         for _ in range(repeats):
             start_s = time.perf_counter()
-            self._run(_token_ids(0, num_tokens), 0)
+            self._run(_token_ids(0, num_tokens))
             seconds.append(time.perf_counter() - start_s)
         return {"seconds": seconds, "memory_bytes": _status_bytes("VmHWM") - self.loaded_bytes}
 
     def steps(self, num_rows: int, context: int, repeats: int, warm_up: int) -> dict[str, Any]:
         """Seconds for passes of num_rows rows of one sequence at the given context, logits of every row."""
-        self._run(_token_ids(0, context), 0)
+        if self.context < context:  # which token is at a position never differs
+            self._run(_token_ids(0, context))
         token_ids = _token_ids(context, context + num_rows)
         seconds = []
         for _ in range(warm_up + repeats):
@@ -87,6 +90,7 @@ class Forerun:
 
     def logits(self, token_ids: list[int], path: str) -> dict[str, Any]:
         """Writes the logits [N, V] float32 of all positions of a text of N tokens, from an empty cache."""
+        self.context = 0
         rows = []
         for start in range(0, len(token_ids), DEFAULT_CHUNK):
             chunk = np.array(token_ids[start : start + DEFAULT_CHUNK], np.int32)
@@ -112,12 +116,13 @@ class Forerun:
             milliseconds[speculation] = [1e3 * (times.total_s - times.forward_s) for times in timings]
         return {"milliseconds": milliseconds}
 
-    def _run(self, token_ids: Int32Array, start: int) -> None:
-        """A prompt in pieces; logits are wanted after its last token only."""
-        for piece in range(0, len(token_ids), DEFAULT_CHUNK):
-            rows = token_ids[piece : piece + DEFAULT_CHUNK]
-            is_last = piece + len(rows) == len(token_ids)
-            self.executor.forward(run_batch(rows, start + piece, int(is_last), self.num_slots))
+    def _run(self, token_ids: Int32Array) -> None:
+        """A prompt in the engine's chunks; logits are wanted after its last token only."""
+        for start in range(0, len(token_ids), DEFAULT_CHUNK):
+            rows = token_ids[start : start + DEFAULT_CHUNK]
+            is_last = start + len(rows) == len(token_ids)
+            self.executor.forward(run_batch(rows, start, int(is_last), self.num_slots))
+        self.context = len(token_ids)
 
 
 def _bind(file: Path, num_threads: int, n_ctx: int, backend: str, kv: KvType) -> tuple[Executor, int]:

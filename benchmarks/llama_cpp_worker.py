@@ -96,7 +96,7 @@ class LlamaCpp:
 
     def steps(self, num_rows: int, context: int, repeats: int, warm_up: int) -> dict[str, Any]:
         """Seconds for passes of num_rows rows of one sequence at the given context, logits of every row."""
-        self.prefill(context, 1)
+        self._reach(context)
         seconds = []
         for _ in range(warm_up + repeats):
             self._fill(_token_ids(context, context + num_rows), context, all_logits=True)
@@ -137,6 +137,12 @@ class LlamaCpp:
     @property
     def _capacity(self) -> int:
         return int(lib.llama_n_batch(self.context))
+
+    def _reach(self, context: int) -> None:
+        """Leaves exactly `context` tokens in the cache; which token is at a position never differs."""
+        if lib.llama_memory_seq_pos_max(lib.llama_get_memory(self.context), 0) + 1 < context:
+            self.prefill(context, 1)
+        self._clear_from(context)
 
     def _clear_from(self, position: int) -> None:
         if not lib.llama_memory_seq_rm(lib.llama_get_memory(self.context), 0, position, -1):

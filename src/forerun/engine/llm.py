@@ -16,7 +16,7 @@ from forerun.engine.step import MAX_STEP_NODES
 from forerun.errors import ConfigError, RequestError
 from forerun.kv.pages import PageManager, num_pages_for
 from forerun.models.chat_template import ChatTemplate, encode_chat
-from forerun.models.loader import LoadedModel, load_model
+from forerun.models.loader import load_model
 from forerun.models.pull import resolve_model
 from forerun.models.tokenizer import Tokenizer
 from forerun.ops import ExecutorConfig, create_executor
@@ -82,9 +82,10 @@ class LLM:
             _in_range("threads", threads, threads, 1, None)
         if kv not in get_args(KvType):
             raise ConfigError(f"kv is {kv!r}, but must be one of: {', '.join(get_args(KvType))}")
-        self.model: LoadedModel = load_model(resolve_model(model, progress), quant)
-        self.tokenizer = Tokenizer.from_gguf(self.model.metadata)
-        config = self.model.config
+        # Local on purpose: once the backend has packed the weights, the mapped file and what was converted may go.
+        loaded = load_model(resolve_model(model, progress), quant)
+        self.tokenizer = Tokenizer.from_gguf(loaded.metadata)
+        self.config = config = loaded.config
         default_len = min(config.context_length, DEFAULT_MAX_MODEL_LEN)
         max_len = _in_range("max_model_len", max_model_len, default_len, 2, config.context_length)
         self.limits = Limits(config.vocab_size, max_len, frozenset(self.tokenizer.eos_ids))
@@ -93,16 +94,16 @@ class LLM:
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
             num_layers=config.num_layers,
-            attention=self.model.attention,
+            attention=loaded.attention,
             max_rows=max(chunk, MAX_STEP_NODES + 1),
             num_pages=pages.num_pages,
             kv_type=kv,
             num_threads=threads,
             device=device,
         )
-        self.target: Executor = create_executor(backend, executor_config, self.model.forward)
+        self.target: Executor = create_executor(backend, executor_config, loaded.forward)
         self.engine = Engine(self.target, _create_sampler(config.vocab_size), self.tokenizer, pages, chunk)
-        self._chat_template = ChatTemplate.from_gguf(self.model.metadata, self.tokenizer)
+        self._chat_template = ChatTemplate.from_gguf(loaded.metadata, self.tokenizer)
 
     def generate(
         self,
