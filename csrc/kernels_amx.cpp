@@ -1,5 +1,5 @@
-// AMX int8 where a pass has rows enough to fill a tile; everything else is the AVX512-VNNI table. The group integers are
-// the same, and so are the float chains. Compile with the flags of kernels_avx512vnni.cpp.
+// AMX int8 where a pass has rows enough to fill a tile; everything else is the AVX512-VNNI table. The group integers
+// are the same, and so are the float chains. Compile with the flags of kernels_avx512vnni.cpp.
 #include "kernels.h"
 #include "simd_avx512.h"
 #include "float_kernels.h"
@@ -8,10 +8,13 @@
 namespace forerun {
 namespace {
 
-// Tile products and vector arithmetic take turns over this many groups. Mixed instruction by instruction, a core that
-// has tile work under way does half the 512-bit vector work (measured: 64 FMAs take 34 cycles alone, 72 beside one tile
-// product), so the two are kept apart; the integers between them stay in L1.
-constexpr int kGroupsAtOnce = 18;
+// Tile products and vector arithmetic take turns over at most this many groups. While any tile instruction is in
+// flight, even a tilezero, a core does one 512-bit operation a cycle instead of two (64 FMAs: 31 cycles alone, 62
+// beside one), so the two are kept apart. The integers between them stay in L1: 9 KB of them beside the weights and
+// the activations that stream past (with 18 KB they push each other out). A turn costs about 45 cycles, so fewer
+// groups lose as well.
+constexpr int kGroupsAtOnce = 9;
+constexpr size_t kActsGroup = kAmxRows * kGroup, kCodesGroup = kTileRows * kGroup;  // bytes
 
 struct alignas(64) TileConfig {
   uint8_t palette = 1;
@@ -45,7 +48,8 @@ inline void tile_multiply() {
   asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kActs), "i"(kWeights));
 }
 
-// Tiles 0 to 3: int32 sums [rows][16 outputs]. 4, 5: activations [rows][32 inputs]. 6, 7: weights [8 quads][16 outputs][4].
+// Tiles 0 to 3: int32 sums [rows][16 outputs]. 4, 5: activations [rows][32 inputs].
+// 6, 7: weights [8 quads][16 outputs][4].
 void configure(int rows) {
   TileConfig config;
   for (int t = 0; t < 8; t++) {
@@ -78,15 +82,14 @@ inline void multiply_group(const int8_t* acts, const uint8_t* codes) {
 // The integer products of n groups to dots[n][16 rows][16 outputs]. A sums tile is stored three products after its own,
 // when it is ready: 25 cycles a group instead of 34.
 inline void multiply_groups(const int8_t* acts, const uint8_t* codes, int n, int32_t (*dots)[kAmxRows * 16]) {
-  constexpr size_t kActs = kAmxRows * kGroup, kCodes = kTileRows * kGroup;
-  for (int i = 0; i < n + 3; i += 4) {
-    if (i < n) multiply_group<0>(acts + static_cast<size_t>(i) * kActs, codes + static_cast<size_t>(i) * kCodes);
+  for (int i = 0; i < n + 3; i += 4, acts += 4 * kActsGroup, codes += 4 * kCodesGroup) {
+    if (i < n) multiply_group<0>(acts, codes);
     if (i >= 3 && i - 3 < n) tile_store<1>(dots[i - 3], 64);
-    if (i + 1 < n) multiply_group<1>(acts + static_cast<size_t>(i + 1) * kActs, codes + static_cast<size_t>(i + 1) * kCodes);
+    if (i + 1 < n) multiply_group<1>(acts + kActsGroup, codes + kCodesGroup);
     if (i >= 2 && i - 2 < n) tile_store<2>(dots[i - 2], 64);
-    if (i + 2 < n) multiply_group<2>(acts + static_cast<size_t>(i + 2) * kActs, codes + static_cast<size_t>(i + 2) * kCodes);
+    if (i + 2 < n) multiply_group<2>(acts + 2 * kActsGroup, codes + 2 * kCodesGroup);
     if (i >= 1 && i - 1 < n) tile_store<3>(dots[i - 1], 64);
-    if (i + 3 < n) multiply_group<3>(acts + static_cast<size_t>(i + 3) * kActs, codes + static_cast<size_t>(i + 3) * kCodes);
+    if (i + 3 < n) multiply_group<3>(acts + 3 * kActsGroup, codes + 3 * kCodesGroup);
     if (i < n) tile_store<0>(dots[i], 64);
   }
 }
@@ -112,6 +115,25 @@ __attribute__((always_inline)) inline void fold_group(const int32_t* dots, const
   }
 }
 
+// Fetches what group g of an activation block takes into L1. All blocks pass by once a tile, so they come from L2.
+template <bool kIsQ4>
+inline void prefetch_acts(const int8_t* acts, const float* xs, const float* xsum, const int32_t* sums, int g) {
+  const int at = g * kAmxRows;
+  const void* minor = kIsQ4 ? static_cast<const void*>(xsum + at) : sums + at;
+  _mm_prefetch(reinterpret_cast<const char*>(xs + at), _MM_HINT_T0);
+  _mm_prefetch(static_cast<const char*>(minor), _MM_HINT_T0);
+  acts += static_cast<size_t>(g) * kActsGroup;
+#pragma GCC unroll 8
+  for (size_t i = 0; i < kActsGroup; i += 64) _mm_prefetch(reinterpret_cast<const char*>(acts + i), _MM_HINT_T0);
+}
+
+// Fetches part `part` of `parts` of the tile at `data` into L2.
+inline void prefetch_tile(const uint8_t* data, size_t bytes, int part, int parts) {
+  const size_t share = bytes / static_cast<size_t>(parts) + 1;
+  data += static_cast<size_t>(part) * share;
+  for (size_t i = 0; i < share; i += 64) _mm_prefetch(reinterpret_cast<const char*>(data + i), _MM_HINT_T1);
+}
+
 // Rows [0, MR) of one activation block times one tile.
 template <int MR, bool kIsQ4>
 void multiply_tile(const uint8_t* codes, const uint16_t* scales, int groups, const Acts& acts, int block, float* out,
@@ -120,13 +142,20 @@ void multiply_tile(const uint8_t* codes, const uint16_t* scales, int groups, con
   const float *xs = acts.scale + acts.group_at(block), *xsum = acts.scaled_sum + acts.group_at(block);
   const int32_t* sums = acts.sum + acts.group_at(block);
   alignas(64) int32_t dots[kGroupsAtOnce][kAmxRows * 16];
+  const int turns = (groups + kGroupsAtOnce - 1) / kGroupsAtOnce;
   __m512 f[MR];
 #pragma GCC unroll 16
   for (int m = 0; m < MR; m++) f[m] = _mm512_setzero_ps();
-  for (int first = 0; first < groups; first += kGroupsAtOnce) {
-    const int n = groups - first < kGroupsAtOnce ? groups - first : kGroupsAtOnce;
-    multiply_groups(a + static_cast<size_t>(first) * kAmxRows * kGroup, codes + static_cast<size_t>(first) * 512, n, dots);
-    for (int i = 0; i < n; i++) fold_group<MR, kIsQ4>(dots[i], scales, xs, xsum, sums, first + i, f);
+  for (int turn = 0, first = 0; turn < turns; turn++) {
+    const int end = groups * (turn + 1) / turns;
+    multiply_groups(a + static_cast<size_t>(first) * kActsGroup, codes + static_cast<size_t>(first) * kCodesGroup,
+                    end - first, dots);
+    for (int g = first; g < end; g++) {
+      // The next turn's, or after the last turn those of the next block: tile loads that wait for L2 cost about 7 % in all.
+      prefetch_acts<kIsQ4>(a, xs, xsum, sums, g + end - first);
+      fold_group<MR, kIsQ4>(dots[g - first], scales, xs, xsum, sums, g, f);
+    }
+    first = end;
   }
 #pragma GCC unroll 16
   for (int m = 0; m < MR; m++) _mm512_storeu_ps(out + m * ldo, f[m]);
@@ -148,7 +177,7 @@ void gemm_quant(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts
   if (acts.block_rows != kAmxRows) return gemm_quads(w, tile, num_tiles, acts, out, ldo, scratch);
   const bool is_q4 = w.format == Format::Q4;
   const TileKernel* kernels = is_q4 ? kTileKernels<true> : kTileKernels<false>;
-  const int last = acts.num_blocks() - 1;
+  const int num_blocks = acts.num_blocks();
   int configured = 0;
   for (int t = 0; t < num_tiles; t++) {
     const uint8_t* data = w.tile(tile + t);
@@ -156,11 +185,12 @@ void gemm_quant(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts
     if (is_q4) {
       for (int g = 0; g < w.groups; g++) {
         for (int line = 0; line < 4; line++) prefetch(codes + (static_cast<size_t>(g) * 4 + line) * 64);
-        unpack_q4(codes + static_cast<size_t>(g) * 256, scratch + static_cast<size_t>(g) * 512);
+        unpack_q4(codes + static_cast<size_t>(g) * 256, scratch + static_cast<size_t>(g) * kCodesGroup);
       }
       codes = scratch;
     }
-    for (int block = 0; block <= last; block++) {
+    for (int block = 0; block < num_blocks; block++) {
+      prefetch_tile(data + w.tile_bytes, w.tile_bytes, block, num_blocks);
       const int rows = acts.block_size(block);
       if (rows != configured) configure(configured = rows);
       kernels[rows](codes, reinterpret_cast<const uint16_t*>(data), w.groups, acts, block,
