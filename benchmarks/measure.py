@@ -7,10 +7,13 @@ quartiles of its rounds.
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.wire import Worker
@@ -75,28 +78,70 @@ class Turn:
     has_warm_up: bool = True
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Measured:
     """What the rounds gave.
 
     Attributes:
         values: one value per round, by the turns' keys.
-        idle_cpu_share: processor time that idle workers used while another had its turn, over that time.
+        idle_cpu_share: processor time that idle workers used while another had its turn, per second of a turn.
+        other_cpu_share: processor time that other processes, or other machines on the same host, took of the pinned
+            CPUs during turns, of all there was.
     """
 
     values: dict[Key, list[float]]
     idle_cpu_share: float
+    other_cpu_share: float
 
     def summary(self, key: Key) -> Summary:
         """Median and quartiles of one turn."""
         return Summary.of(self.values[key])
 
 
+@dataclass(slots=True)
+class _CpuWatch:
+    """Who used the processors during turns, in seconds."""
+
+    workers: list[Worker]
+    turn_s: float = 0.0
+    idle_s: float = 0.0
+    other_s: float = 0.0
+
+    @contextmanager
+    def turn_of(self, active: Worker) -> Iterator[None]:
+        """Counts what happens inside."""
+        start_s, own_s, busy_s, worker_s = self._read()
+        yield
+        end_s, own_end_s, busy_end_s, worker_end_s = self._read()
+        used_s = {worker: worker_end_s[worker] - worker_s[worker] for worker in self.workers}
+        self.turn_s += end_s - start_s
+        self.idle_s += sum(seconds for worker, seconds in used_s.items() if worker is not active)
+        self.other_s += busy_end_s - busy_s - (own_end_s - own_s) - sum(used_s.values())
+
+    def _read(self) -> tuple[float, float, float, dict[Worker, float]]:
+        workers_s = {worker: worker.cpu_seconds() for worker in self.workers}
+        return time.perf_counter(), time.process_time(), busy_seconds(Path("/proc/stat").read_text()), workers_s
+
+
+def busy_seconds(proc_stat: str) -> float:
+    """Seconds that the CPUs of this process were not idle since boot, from the text of /proc/stat.
+
+    Time that a hypervisor gave to others counts as busy.
+    """
+    cpus = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    ticks = 0
+    for line in proc_stat.splitlines():
+        name, *fields = line.split()
+        if name in cpus:
+            user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields[:8])
+            ticks += user + nice + system + irq + softirq + steal
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def interleave(turns: Sequence[Turn], on_turn: Callable[[Turn], None] = lambda turn: None) -> Measured:
     """Runs every turn in each of its rounds."""
     values: dict[Key, list[float]] = {turn.key: [] for turn in turns}
-    workers = list(dict.fromkeys(turn.worker for turn in turns))
-    idle_cpu_s = turn_s = 0.0
+    watch = _CpuWatch(list(dict.fromkeys(turn.worker for turn in turns)))
     for turn in turns:
         if turn.has_warm_up:
             turn.run()
@@ -105,11 +150,8 @@ def interleave(turns: Sequence[Turn], on_turn: Callable[[Turn], None] = lambda t
         round_turns = [turn for turn in turns if number < turn.num_rounds]
         for turn in round_turns if number % 2 == 0 else reversed(round_turns):
             time.sleep(_SETTLE_S)
-            others = [worker for worker in workers if worker is not turn.worker]
-            cpu_before_s = sum(worker.cpu_seconds() for worker in others)
-            start_s = time.perf_counter()
-            values[turn.key].append(statistics.median(turn.run()))
-            turn_s += time.perf_counter() - start_s
-            idle_cpu_s += sum(worker.cpu_seconds() for worker in others) - cpu_before_s
+            with watch.turn_of(turn.worker):
+                values[turn.key].append(statistics.median(turn.run()))
             on_turn(turn)
-    return Measured(values, idle_cpu_s / turn_s)
+    cpu_s = watch.turn_s * len(os.sched_getaffinity(0))
+    return Measured(values, watch.idle_s / watch.turn_s, max(0.0, watch.other_s / cpu_s))

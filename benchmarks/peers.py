@@ -48,6 +48,7 @@ STREAM_BYTES = 1 << 30
 SPEC = "ngram"
 SPEC_TOKENS = 200
 NUM_STARTS = 3
+_LOG_EVERY = 20  # turns, where there is no terminal for a bar
 
 
 def main() -> int:
@@ -67,10 +68,16 @@ def main() -> int:
         return 1
     where = provenance.collect("peers", model_path, arguments.threads, cpus, result.llama_cpp_info)
     document = {**summary_json(result), "provenance": where}
-    save(f"peers-{model_path.stem}", document, markdown(result, where))
     show(*tables(result))
     for bar in bars(result):
-        print(bar.line())
+        print(bar.line(result.is_quiet))
+    if result.is_quiet:
+        save(f"peers-{model_path.stem}", document, markdown(result, where))
+    else:
+        print(
+            f"NOT SAVED: other processes took {100 * result.measured.other_cpu_share:.0f} % of the CPUs. llama.cpp's "
+            "threads wait for one another by spinning, so this slows it more than forerun; repeat on a quiet machine."
+        )
     print(json.dumps(document))
     return 0
 
@@ -160,9 +167,17 @@ def _stream_turns(own: Worker, weight_bytes: int, num_threads: int, num_rounds: 
 
 def _run(turns: list[Turn], console: Console) -> Measured:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    total = sum(turn.num_rounds + turn.has_warm_up for turn in turns)
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("measuring", total=sum(turn.num_rounds + turn.has_warm_up for turn in turns))
-        return interleave(turns, lambda turn: progress.advance(task))
+        task = progress.add_task("measuring", total=total)
+
+        def on_turn(turn: Turn) -> None:
+            progress.advance(task)
+            done = int(progress.tasks[task].completed)
+            if not console.is_terminal and done % _LOG_EVERY == 0:
+                console.print(f"{done} of {total} turns measured")
+
+        return interleave(turns, on_turn)
 
 
 if __name__ == "__main__":

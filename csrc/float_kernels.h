@@ -14,9 +14,8 @@ constexpr float kNegInf = -__builtin_inff();
 
 // exp(x) for x <= 88; exactly 0 below -87. Cephes' expf polynomial, every product and sum an explicit FMA.
 template <class V>
-inline V exp_v(V x) {
-  V clamped = min(x, V::set1(88.0f));
-  clamped = max(clamped, V::set1(-87.5f));
+inline V exp_bounded(V x) {
+  V clamped = max(x, V::set1(-87.5f));
   auto n = round_to_int(mul(clamped, V::set1(1.44269504088896341f)));
   V nf = to_float(n);
   V r = fma(nf, V::set1(-0.693359375f), clamped);
@@ -28,7 +27,13 @@ inline V exp_v(V x) {
   p = fma(p, r, V::set1(1.6666665459e-1f));
   p = fma(p, r, V::set1(5.0000001201e-1f));
   V y = add(fma(p, mul(r, r), r), V::set1(1.0f));
-  return zero_where_less(x, V::set1(-87.0f), mul(y, pow2(n)));
+  return zero_where_less(x, V::set1(-87.0f), scale_pow2(y, n));
+}
+
+// The same for any x; above 88 it is exp(88).
+template <class V>
+inline V exp_v(V x) {
+  return exp_bounded(min(x, V::set1(88.0f)));
 }
 
 template <class V>
@@ -91,7 +96,7 @@ bool quantise_row(const float* x, const Acts& acts, int row) {
     }
     acts.scale[at + static_cast<size_t>(g) * mr] = scale;
     acts.scaled_sum[at + static_cast<size_t>(g) * mr] = scale * static_cast<float>(sum);
-    acts.sum[at + static_cast<size_t>(g) * mr] = sum;
+    acts.bias[at + static_cast<size_t>(g) * mr] = -128 * sum;
   }
   return is_finite;
 }
@@ -178,7 +183,13 @@ void divide(const float* x, float by, int n, float* out) {
 
 // ---- attention -----------------------------------------------------------------------------------------------------
 
-// A pair is (row, head of the group): pair = row * group_heads + head.
+// A pair is (row, head of the group): pair = row * group_heads + head. Blocks of at most V::kPairs pairs share a pass
+// over a split; each sum keeps its own order, so neither blocks nor their sizes show in the result.
+
+// From this many pairs on, a pass over a page takes long enough to fetch what follows. With fewer the hardware's own
+// streams are the faster ones.
+constexpr int kPrefetchPairs = 8;
+
 template <class E>
 struct PageRef {
   const E* keys;
@@ -191,186 +202,276 @@ inline PageRef<E> page_at(const KvLayer& kv, int kv_head, int page) {
   return {keys, keys + static_cast<size_t>(kPageTokens) * kv.head_dim};
 }
 
-// scores[pair][16 * page] for P pairs and N pages at once: one FMA chain over d per score.
+// Accumulators side by side for P pairs.
+template <class V>
+constexpr int chains_for(int num_pairs) {
+  return V::kAttendChains / num_pairs >= 4 ? 4 : V::kAttendChains / num_pairs >= 2 ? 2 : 1;
+}
+
+template <int P>
+struct Count {
+  static constexpr int value = P;
+};
+
+// Calls f(Count<num>), 1 <= num <= P, so that the number of pairs is a constant inside.
+template <int P, class F>
+inline void with_count(int num, F f) {
+  if constexpr (P > 1) {
+    if (num < P) return with_count<P - 1>(num, f);
+  }
+  f(Count<P>{});
+}
+
+// scores[kScoreStride * pair][16 * page] for P pairs and N pages at once: one FMA chain over d per score. Fetches the
+// values of these pages and the keys of the N pages at `next` on the way.
 template <class V, class E, int P, int N>
-inline void score_pages(const float* const* q, int d, const PageRef<E>* pages, float* const* scores) {
+inline void score_pages(const float* q, int d, const PageRef<E>* pages, const PageRef<E>* next, float* scores) {
   V acc[P][N];
   for (int p = 0; p < P; p++)
     for (int n = 0; n < N; n++) acc[p][n] = V::set1(0.0f);
-  for (int i = 0; i < d; i++) {
-    V k[N];
-    for (int n = 0; n < N; n++) k[n] = V::load(pages[n].keys + static_cast<size_t>(i) * kPageTokens);
-    for (int p = 0; p < P; p++) {
-      V x = V::set1(q[p][i]);
-      for (int n = 0; n < N; n++) acc[p][n] = fma(x, k[n], acc[p][n]);
-    }
-  }
+  size_t at = 0;
+  do {  // kQueryChunk inputs
+    const float* const end = q + (d < kQueryChunk ? d : kQueryChunk);
+    const float* x = q;
+    do {
+      V k[N];
+      for (int n = 0; n < N; n++) {
+        k[n] = V::load(pages[n].keys + at);
+        if (P >= kPrefetchPairs) {
+          __builtin_prefetch(next[n].keys + at, 0, 3);
+          __builtin_prefetch(pages[n].values + at, 0, 2);
+        }
+      }
+      at += kPageTokens;
+      for (int p = 0; p < P; p++) {
+        V w = V::set1(x[p * kQueryChunk]);
+        for (int n = 0; n < N; n++) acc[p][n] = fma(w, k[n], acc[p][n]);
+      }
+    } while (++x < end);
+    q += V::kPairs * kQueryChunk;
+    d -= kQueryChunk;
+  } while (d > 0);
   for (int p = 0; p < P; p++)
-    for (int n = 0; n < N; n++) acc[p][n].store(scores[p] + 16 * n);
+    for (int n = 0; n < N; n++) acc[p][n].store(scores + p * kScoreStride + 16 * n);
 }
 
 template <class V, class E, int P>
-void score_pairs(const float* const* q, int d, const PageRef<E>* pages, int num_pages, float* const* scores) {
-  constexpr int N = V::kChains / P >= 4 ? 4 : V::kChains / P >= 2 ? 2 : 1;
-  float* at[P];
+void score_pairs(const float* q, int d, const PageRef<E>* pages, int num_pages, float* scores) {
+  constexpr int N = chains_for<V>(P);
   int n = 0;
   for (; n + N <= num_pages; n += N) {
-    for (int p = 0; p < P; p++) at[p] = scores[p] + 16 * n;
-    score_pages<V, E, P, N>(q, d, pages + n, at);
+    const PageRef<E>* next = n + 2 * N <= num_pages ? pages + n + N : pages + n;
+    score_pages<V, E, P, N>(q, d, pages + n, next, scores + 16 * n);
   }
-  for (; n < num_pages; n++) {
-    for (int p = 0; p < P; p++) at[p] = scores[p] + 16 * n;
-    score_pages<V, E, P, 1>(q, d, pages + n, at);
-  }
+  for (; n < num_pages; n++) score_pages<V, E, P, 1>(q, d, pages + n, pages + n, scores + 16 * n);
 }
 
-// acc[pair][d0 .. d0 + 16 * N) += sum over positions [0, num) of prob[pair][pos] * V[pos]: one FMA chain per lane.
+// acc[pair][d0 .. d0 + 16 * N) = sum over positions [0, num) of prob[pair][pos] * V[pos]: one FMA chain per lane.
 template <class V, class E, int P, int N>
-inline void weigh_values(const float* const* prob, int num, const PageRef<E>* pages, int d_pad, int d0,
-                         float* const* acc_rows) {
+inline void weigh_values(const float* probs, int num, const PageRef<E>* pages, int d_pad, int d0, float* acc_rows) {
   V acc[P][N];
   for (int p = 0; p < P; p++)
-    for (int n = 0; n < N; n++) acc[p][n] = V::load(acc_rows[p] + d0 + 16 * n);
-  for (int pos = 0; pos < num; pos++) {
-    const E* row = pages[pos / kPageTokens].values + static_cast<size_t>(pos % kPageTokens) * d_pad + d0;
-    V v[N];
-    for (int n = 0; n < N; n++) v[n] = V::load(row + 16 * n);
-    for (int p = 0; p < P; p++) {
-      V w = V::set1(prob[p][pos]);
-      for (int n = 0; n < N; n++) acc[p][n] = fma(w, v[n], acc[p][n]);
-    }
-  }
+    for (int n = 0; n < N; n++) acc[p][n] = V::set1(0.0f);
+  int begin = 0;
+  do {
+    const E* row = pages[begin / kPageTokens].values + d0;
+    const float* prob = probs + begin;
+    const float* end = prob + (num - begin < kPageTokens ? num - begin : kPageTokens);
+    do {
+      V v[N];
+      for (int n = 0; n < N; n++) v[n] = V::load(row + 16 * n);
+      for (int p = 0; p < P; p++) {
+        V w = V::set1(prob[p * kScoreStride]);
+        for (int n = 0; n < N; n++) acc[p][n] = fma(w, v[n], acc[p][n]);
+      }
+      row += d_pad;
+    } while (++prob < end);
+    begin += kPageTokens;
+  } while (begin < num);
   for (int p = 0; p < P; p++)
-    for (int n = 0; n < N; n++) acc[p][n].store(acc_rows[p] + d0 + 16 * n);
+    for (int n = 0; n < N; n++) acc[p][n].store(acc_rows + static_cast<size_t>(p) * d_pad + d0 + 16 * n);
 }
 
 template <class V, class E, int P>
-void weigh_pairs(const float* const* prob, int num, const PageRef<E>* pages, int d_pad, float* const* acc) {
-  constexpr int N = V::kChains / P >= 4 ? 4 : V::kChains / P >= 2 ? 2 : 1;
+void weigh_pairs(const float* probs, int num, const PageRef<E>* pages, int d_pad, float* acc) {
+  constexpr int N = chains_for<V>(P);
   int d0 = 0;
-  for (; d0 + 16 * N <= d_pad; d0 += 16 * N) weigh_values<V, E, P, N>(prob, num, pages, d_pad, d0, acc);
-  for (; d0 < d_pad; d0 += 16) weigh_values<V, E, P, 1>(prob, num, pages, d_pad, d0, acc);
+  for (; d0 + 16 * N <= d_pad; d0 += 16 * N) weigh_values<V, E, P, N>(probs, num, pages, d_pad, d0, acc);
+  for (; d0 < d_pad; d0 += 16) weigh_values<V, E, P, 1>(probs, num, pages, d_pad, d0, acc);
 }
 
-// Calls f8, f4, f3, f2 or f1 with the first of 8, 4, 3, 2 or 1 pairs, so that their number is a constant inside.
-template <class V, class F8, class F4, class F3, class F2, class F1>
-inline void for_pairs(int num, F8 f8, F4 f4, F3 f3, F2 f2, F1 f1) {
-  int p = 0;
-  if (V::kChains >= 8)
-    for (; num - p >= 8; p += 8) f8(p);
-  while (num - p > 0) {
-    int left = num - p;
-    if (left >= 4) {
-      f4(p);
-      p += 4;
-    } else if (left == 3) {
-      f3(p);
-      p += 3;
-    } else if (left == 2) {
-      f2(p);
-      p += 2;
-    } else {
-      f1(p);
-      p += 1;
+// The largest of the scores [0, num), num >= 1; pads them to whole vectors.
+template <class V>
+inline float max_score(float* s, int num) {
+  const int padded = round_up(num, 16);
+  for (int pos = num; pos < padded; pos++) s[pos] = kNegInf;
+  V best = V::load(s);
+  for (int i = 16; i < padded; i += 16) best = max(best, V::load(s + i));
+  return reduce_max(best);
+}
+
+// Turns the scores [0, num) into exp(score - top) and returns their sum: by lanes in order, then the tree.
+template <class V>
+inline float exp_scores(float* s, int num, float top) {
+  const V shift = V::set1(top);
+  V sum = V::set1(0.0f);
+  for (int i = 0; i < num; i += 16) {
+    V e = exp_bounded(sub(V::load(s + i), shift));
+    e.store(s + i);
+    sum = add(sum, e);
+  }
+  return reduce_add(sum);
+}
+
+// The positions of one row that lie in a split: `dense` slots from `begin` on, then ancestors.
+struct RowSpan {
+  const RowView* row;
+  int begin;
+  int dense;
+  int total;
+
+  RowSpan() = default;
+  RowSpan(const RowView& view, int split) : row(&view), begin(split * kSplit) {
+    dense = inside(view.visible_len);
+    total = inside(view.total_len());
+  }
+  int inside(int len) const { return len <= begin ? 0 : len - begin < kSplit ? len - begin : kSplit; }
+  // Calls f(position in the split, slot) for each ancestor, in order.
+  template <class F>
+  void each_ancestor(F f) const {
+    uint64_t mask = row->tail_mask;
+    for (int skip = begin + dense - row->visible_len; skip > 0; skip--) mask &= mask - 1;
+    for (int pos = dense; pos < total; pos++, mask &= mask - 1) f(pos, row->tail_base + __builtin_ctzll(mask));
+  }
+};
+
+// One block of pairs over one split.
+template <class V, class E>
+struct AttendBlock {
+  const AttendArgs& args;
+  const PageRef<E>* pages;  // of the split, as far as any row is dense
+  int first;                // pairs [first, first + num)
+  int num;
+  float* scores;            // [num][kScoreStride]
+  float* q;                 // [ceil(d / kQueryChunk)][V::kPairs][kQueryChunk]
+  const RowSpan* spans[V::kPairs];
+  int least_dense = kSplit, most_dense = 0;
+
+  const RowSpan& span(int p) const { return *spans[p]; }
+
+  AttendBlock(const AttendArgs& a, const PageRef<E>* split_pages, const RowSpan* row_spans, int begin, int count)
+      : args(a), pages(split_pages), first(begin), num(count), scores(a.scratch), q(scores + V::kPairs * kScoreStride) {
+    const int d = a.kv->head_dim;
+    int row = first / a.group_heads, head = first % a.group_heads;
+    for (int p = 0; p < num; p++) {
+      spans[p] = row_spans + row;
+      least_dense = span(p).dense < least_dense ? span(p).dense : least_dense;
+      most_dense = span(p).dense > most_dense ? span(p).dense : most_dense;
+      const float* from = a.q + static_cast<size_t>(row) * a.q_stride +
+                          static_cast<size_t>(a.kv_head * a.group_heads + head) * d;
+      for (int at = 0; at < d; at += kQueryChunk)
+        std::memcpy(q + at * V::kPairs + p * kQueryChunk, from + at,
+                    sizeof(float) * static_cast<size_t>(d - at < kQueryChunk ? d - at : kQueryChunk));
+      if (++head == a.group_heads) {
+        head = 0;
+        row++;
+      }
     }
   }
-}
 
-// The slot of the j-th tail position of a row, in ancestor order.
-inline int tail_slot(const RowView& row, int j) {
-  uint64_t mask = row.tail_mask;
-  for (; j > 0; j--) mask &= mask - 1;
-  return row.tail_base + __builtin_ctzll(mask);
-}
+  void score_dense() const {
+    const int num_pages = (most_dense + kPageTokens - 1) / kPageTokens;
+    with_count<V::kPairs>(num, [&](auto count) {
+      score_pairs<V, E, decltype(count)::value>(q, args.kv->head_dim, pages, num_pages, scores);
+    });
+  }
+
+  // Scores whole pages of ancestors for pairs [p, end), which share a tail, then picks each row's own.
+  void score_tail(int p, int end) const {
+    uint64_t mask = 0;
+    for (int i = p; i < end; i++) mask |= span(i).total > span(i).dense ? span(i).row->tail_mask : 0;
+    if (mask == 0) return;
+    const RowView& row = *span(p).row;
+    const int page = (row.tail_base + __builtin_ctzll(mask)) / kPageTokens;
+    const int last = (row.tail_base + 63 - __builtin_clzll(mask)) / kPageTokens;
+    PageRef<E> tail[kTailPages];
+    for (int i = page; i <= last; i++) tail[i - page] = page_at<E>(*args.kv, args.kv_head, row.page_table[i]);
+    with_count<V::kPairs>(end - p, [&](auto count) {
+      score_pairs<V, E, decltype(count)::value>(q + p * kQueryChunk, args.kv->head_dim, tail, last - page + 1,
+                                                scores + p * kScoreStride + kSplit);
+    });
+    for (int i = p; i < end; i++) {
+      float* s = scores + i * kScoreStride;
+      span(i).each_ancestor([&](int pos, int slot) { s[pos] = s[kSplit + slot - page * kPageTokens]; });
+    }
+  }
+
+  void score_tails() const {
+    for (int p = 0, end; p < num; p = end) {
+      for (end = p + 1; end < num && span(end).row->tail_base == span(p).row->tail_base;) end++;
+      score_tail(p, end);
+    }
+  }
+
+  // Positions that not all rows of the block see; the chains go on where the common part left them.
+  void weigh_rest(int p, float* acc) const {
+    const RowSpan& s = span(p);
+    const int d_pad = args.kv->d_pad;
+    const float* prob = scores + p * kScoreStride;
+    auto weigh = [&](int pos, int slot) {
+      const E* value = page_at<E>(*args.kv, args.kv_head, s.row->page_table[slot / kPageTokens]).values +
+                       static_cast<size_t>(slot % kPageTokens) * d_pad;
+      V w = V::set1(prob[pos]);
+      for (int i = 0; i < d_pad; i += 16) fma(w, V::load(value + i), V::load(acc + i)).store(acc + i);
+    };
+    for (int pos = least_dense; pos < s.dense; pos++) weigh(pos, s.begin + pos);
+    s.each_ancestor(weigh);
+  }
+
+  void softmax(const Partial& out) const {
+    for (int p = 0; p < num; p++)
+      if (span(p).total > 0) out.max[first + p] = max_score<V>(scores + p * kScoreStride, span(p).total);
+    for (int p = 0; p < num; p++)
+      if (span(p).total > 0)
+        out.sum[first + p] = exp_scores<V>(scores + p * kScoreStride, span(p).total, out.max[first + p]);
+  }
+
+  void run(const Partial& out) const {
+    score_dense();
+    score_tails();
+    softmax(out);
+    const size_t d_pad = static_cast<size_t>(args.kv->d_pad);
+    float* acc = out.acc + static_cast<size_t>(first) * d_pad;
+    if (least_dense > 0)
+      with_count<V::kPairs>(num, [&](auto count) {
+        weigh_pairs<V, E, decltype(count)::value>(scores, least_dense, pages, args.kv->d_pad, acc);
+      });
+    for (int p = 0; p < num; p++) {
+      if (span(p).total == 0) continue;
+      if (least_dense == 0) std::memset(acc + p * d_pad, 0, sizeof(float) * d_pad);
+      if (span(p).total > least_dense) weigh_rest(p, acc + p * d_pad);
+    }
+  }
+};
 
 template <class V, class E>
 void attend_split_as(const AttendArgs& args, int split, const Partial& out) {
+  static_assert(V::kPairs <= kBlockPairs, "the scratch holds kBlockPairs");
   const KvLayer& kv = *args.kv;
-  const int d = kv.head_dim, d_pad = kv.d_pad, heads = args.group_heads;
-  const int begin = split * kSplit;
-  const int num_pairs = args.num_rows * heads;
-  float* scores = args.scratch;                                     // [pairs][kSplit]
-  const float* q[kMaxPairs];
-  float* s[kMaxPairs];
-  const float* prob[kMaxPairs];
-  float* acc[kMaxPairs];
-  int dense[kMaxPairs], total[kMaxPairs];  // per row: positions of this split, dense and with the tail
-  int most_dense = 0, least_dense = kSplit;
+  RowSpan spans[kMaxPairs];
+  int most = 0;
   for (int r = 0; r < args.num_rows; r++) {
-    const RowView& row = args.rows[r];
-    auto inside = [&](int len) { return len <= begin ? 0 : len - begin < kSplit ? len - begin : kSplit; };
-    dense[r] = inside(row.visible_len);
-    total[r] = inside(row.total_len());
-    most_dense = dense[r] > most_dense ? dense[r] : most_dense;
-    least_dense = dense[r] < least_dense ? dense[r] : least_dense;
-    for (int h = 0; h < heads; h++) {
-      int p = r * heads + h;
-      q[p] = args.q + static_cast<size_t>(r) * args.q_stride + static_cast<size_t>(args.kv_head * heads + h) * d;
-      s[p] = scores + static_cast<size_t>(p) * kSplit;
-      prob[p] = s[p];
-      acc[p] = out.acc + static_cast<size_t>(p) * d_pad;
-    }
+    spans[r] = RowSpan(args.rows[r], split);
+    most = spans[r].dense > most ? spans[r].dense : most;
   }
   PageRef<E> pages[kSplit / kPageTokens];
-  const int num_pages = (most_dense + kPageTokens - 1) / kPageTokens;
-  const int32_t* table = args.rows[0].page_table + begin / kPageTokens;
+  const int num_pages = (most + kPageTokens - 1) / kPageTokens;
+  const int32_t* table = args.rows[0].page_table + split * (kSplit / kPageTokens);
   for (int i = 0; i < num_pages; i++) pages[i] = page_at<E>(kv, args.kv_head, table[i]);
-
-  for_pairs<V>(
-      num_pairs, [&](int p) { score_pairs<V, E, 8>(q + p, d, pages, num_pages, s + p); },
-      [&](int p) { score_pairs<V, E, 4>(q + p, d, pages, num_pages, s + p); },
-      [&](int p) { score_pairs<V, E, 3>(q + p, d, pages, num_pages, s + p); },
-      [&](int p) { score_pairs<V, E, 2>(q + p, d, pages, num_pages, s + p); },
-      [&](int p) { score_pairs<V, E, 1>(q + p, d, pages, num_pages, s + p); });
-
-  for (int r = 0; r < args.num_rows; r++) {
-    if (total[r] == 0) continue;
-    const RowView& row = args.rows[r];
-    for (int h = 0; h < heads; h++) {
-      int p = r * heads + h;
-      for (int pos = dense[r]; pos < total[r]; pos++) {  // the row's own ancestors, one chain over d as above
-        int slot = tail_slot(row, begin + pos - row.visible_len);
-        const E* key = page_at<E>(kv, args.kv_head, row.page_table[slot / kPageTokens]).keys + slot % kPageTokens;
-        float x = 0.0f;
-        for (int i = 0; i < d; i++) x = std::fmaf(q[p][i], load_elem(key + static_cast<size_t>(i) * kPageTokens), x);
-        s[p][pos] = x;
-      }
-      const int padded = round_up(total[r], 16);
-      for (int pos = total[r]; pos < padded; pos++) s[p][pos] = kNegInf;
-      V best = V::load(s[p]);
-      for (int i = 16; i < padded; i += 16) best = max(best, V::load(s[p] + i));
-      const float top = reduce_max(best);
-      V sum = V::set1(0.0f);
-      for (int i = 0; i < padded; i += 16) {
-        V e = exp_v(sub(V::load(s[p] + i), V::set1(top)));
-        e.store(s[p] + i);
-        sum = add(sum, e);
-      }
-      out.max[p] = top;
-      out.sum[p] = reduce_add(sum);
-      std::memset(acc[p], 0, sizeof(float) * static_cast<size_t>(d_pad));
-    }
-  }
-
-  // Positions that every row sees, all pairs at once; then each row's own rest. The chain per lane is the same.
-  for_pairs<V>(
-      num_pairs, [&](int p) { weigh_pairs<V, E, 8>(prob + p, least_dense, pages, d_pad, acc + p); },
-      [&](int p) { weigh_pairs<V, E, 4>(prob + p, least_dense, pages, d_pad, acc + p); },
-      [&](int p) { weigh_pairs<V, E, 3>(prob + p, least_dense, pages, d_pad, acc + p); },
-      [&](int p) { weigh_pairs<V, E, 2>(prob + p, least_dense, pages, d_pad, acc + p); },
-      [&](int p) { weigh_pairs<V, E, 1>(prob + p, least_dense, pages, d_pad, acc + p); });
-  for (int r = 0; r < args.num_rows; r++) {
-    const RowView& row = args.rows[r];
-    for (int pos = least_dense; pos < total[r]; pos++) {
-      int slot = pos < dense[r] ? begin + pos : tail_slot(row, begin + pos - row.visible_len);
-      const E* value = page_at<E>(kv, args.kv_head, row.page_table[slot / kPageTokens]).values +
-                       static_cast<size_t>(slot % kPageTokens) * d_pad;
-      for (int h = 0; h < heads; h++) {
-        int p = r * heads + h;
-        V w = V::set1(prob[p][pos]);
-        for (int i = 0; i < d_pad; i += 16) fma(w, V::load(value + i), V::load(acc[p] + i)).store(acc[p] + i);
-      }
-    }
+  const int num_pairs = args.num_rows * args.group_heads;
+  for (int p = 0; p < num_pairs; p += V::kPairs) {
+    const int num = num_pairs - p < V::kPairs ? num_pairs - p : V::kPairs;
+    AttendBlock<V, E>(args, pages, spans, p, num).run(out);
   }
 }
 
@@ -386,7 +487,9 @@ template <class V>
 void attend_combine(float part_max, float part_sum, const float* part_acc, int d_pad, float* run_max, float* run_sum,
                     float* run_acc) {
   const float top = *run_max > part_max ? *run_max : part_max;
-  const float a = exp_scalar<V>(*run_max - top), b = exp_scalar<V>(part_max - top);
+  // One of the two is exp(0), which is exactly 1.
+  const float other = exp_scalar<V>((*run_max > part_max ? part_max : *run_max) - top);
+  const float a = *run_max > part_max ? 1.0f : other, b = *run_max > part_max ? other : 1.0f;
   *run_max = top;
   *run_sum = std::fmaf(*run_sum, a, part_sum * b);
   V va = V::set1(a), vb = V::set1(b);

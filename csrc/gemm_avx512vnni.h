@@ -26,7 +26,7 @@ inline void prefetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const cha
 // MR rows times RB tiles. One float chain per output over ascending groups: minimum first, then the scaled dot.
 template <int MR, int RB, bool kIsQ4>
 inline void gemm_block(const PackedMatrix& w, int tile, const int8_t* a, const float* xs, const float* xsum,
-                       const int32_t* sums, float* out, size_t ldo) {
+                       const int32_t* bias, float* out, size_t ldo) {
   const __m512i nibble = _mm512_set1_epi8(15);
   const uint8_t* codes = w.tile(tile) + w.codes_at;
   const uint16_t* scales = reinterpret_cast<const uint16_t*>(w.tile(tile));
@@ -38,7 +38,7 @@ inline void gemm_block(const PackedMatrix& w, int tile, const int8_t* a, const f
     __m512i acc[RB][MR];
     for (int r = 0; r < RB; r++)
       for (int m = 0; m < MR; m++)
-        acc[r][m] = kIsQ4 ? _mm512_setzero_si512() : _mm512_set1_epi32(-128 * sums[g * MR + m]);
+        acc[r][m] = kIsQ4 ? _mm512_setzero_si512() : _mm512_set1_epi32(bias[g * MR + m]);
     if constexpr (kIsQ4) {
 #pragma GCC unroll 4
       for (int j = 0; j < 4; j++) {
@@ -103,14 +103,14 @@ void gemm_rows(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts,
   const int8_t* a = acts.block_codes(block);
   const size_t at = acts.group_at(block);
   const float *xs = acts.scale + at, *xsum = acts.scaled_sum + at;
-  const int32_t* sums = acts.sum + at;
+  const int32_t* bias = acts.bias + at;
   int t = 0;
   if (w.format == Format::Q4) {
-    for (; t + RB <= num_tiles; t += RB) gemm_block<MR, RB, true>(w, tile + t, a, xs, xsum, sums, out + 16 * t, ldo);
-    for (; t < num_tiles; t++) gemm_block<MR, 1, true>(w, tile + t, a, xs, xsum, sums, out + 16 * t, ldo);
+    for (; t + RB <= num_tiles; t += RB) gemm_block<MR, RB, true>(w, tile + t, a, xs, xsum, bias, out + 16 * t, ldo);
+    for (; t < num_tiles; t++) gemm_block<MR, 1, true>(w, tile + t, a, xs, xsum, bias, out + 16 * t, ldo);
   } else {
-    for (; t + RB <= num_tiles; t += RB) gemm_block<MR, RB, false>(w, tile + t, a, xs, xsum, sums, out + 16 * t, ldo);
-    for (; t < num_tiles; t++) gemm_block<MR, 1, false>(w, tile + t, a, xs, xsum, sums, out + 16 * t, ldo);
+    for (; t + RB <= num_tiles; t += RB) gemm_block<MR, RB, false>(w, tile + t, a, xs, xsum, bias, out + 16 * t, ldo);
+    for (; t < num_tiles; t++) gemm_block<MR, 1, false>(w, tile + t, a, xs, xsum, bias, out + 16 * t, ldo);
   }
 }
 

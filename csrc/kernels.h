@@ -43,9 +43,17 @@ struct KernelTable {
   void (*exp_f32)(const float* x, int n, float* out);
 };
 
-// Floats of scratch that attend_split needs.
+// Pages that the 64 slots of a tail may touch.
+constexpr int kTailPages = 64 / kPageTokens + 1;
+// Floats from one pair's scores to the next's: the positions of a split, then the scores of the tail's pages, and one
+// vector more so that pairs don't share cache sets.
+constexpr int kScoreStride = kSplit + (kTailPages + 1) * kPageTokens;
+// Queries of a block lie as [ceil(d / kQueryChunk)][pairs][kQueryChunk], so that pairs are a constant apart.
+constexpr int kQueryChunk = 64;
+
+// Floats of scratch that attend_split needs: scores and queries of a block of pairs.
 inline size_t attend_scratch_floats(int head_dim) {
-  return static_cast<size_t>(kMaxPairs) * (kSplit + round_up(head_dim, 16));
+  return static_cast<size_t>(kBlockPairs) * (kScoreStride + round_up(head_dim, kQueryChunk));
 }
 
 const KernelTable& scalar_kernels();

@@ -97,29 +97,29 @@ inline void multiply_groups(const int8_t* acts, const uint8_t* codes, int n, int
 // Folds the sums of group g into the chains: minimum first, then the scaled dot.
 template <int MR, bool kIsQ4>
 __attribute__((always_inline)) inline void fold_group(const int32_t* dots, const uint16_t* scales, const float* xs,
-                                                      const float* xsum, const int32_t* sums, int g, __m512 (&f)[MR]) {
+                                                      const float* xsum, const int32_t* bias, int g, __m512 (&f)[MR]) {
   const __m512 s = load_half16(scales + g * (kIsQ4 ? 32 : 16));
   __m512 mn = _mm512_setzero_ps();
   if constexpr (kIsQ4) mn = load_half16(scales + g * 32 + 16);
   xs += g * kAmxRows;
   xsum += g * kAmxRows;
-  sums += g * kAmxRows;
+  bias += g * kAmxRows;
 #pragma GCC unroll 16
   for (int m = 0; m < MR; m++) {
     __m512i dot = _mm512_load_si512(dots + 16 * m);
     if constexpr (kIsQ4)
       f[m] = _mm512_fmadd_ps(mn, _mm512_set1_ps(xsum[m]), f[m]);
     else
-      dot = _mm512_sub_epi32(dot, _mm512_set1_epi32(128 * sums[m]));
+      dot = _mm512_add_epi32(dot, _mm512_set1_epi32(bias[m]));
     f[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(s, _mm512_set1_ps(xs[m])), f[m]);
   }
 }
 
 // Fetches what group g of an activation block takes into L1. All blocks pass by once a tile, so they come from L2.
 template <bool kIsQ4>
-inline void prefetch_acts(const int8_t* acts, const float* xs, const float* xsum, const int32_t* sums, int g) {
+inline void prefetch_acts(const int8_t* acts, const float* xs, const float* xsum, const int32_t* bias, int g) {
   const int at = g * kAmxRows;
-  const void* minor = kIsQ4 ? static_cast<const void*>(xsum + at) : sums + at;
+  const void* minor = kIsQ4 ? static_cast<const void*>(xsum + at) : bias + at;
   _mm_prefetch(reinterpret_cast<const char*>(xs + at), _MM_HINT_T0);
   _mm_prefetch(static_cast<const char*>(minor), _MM_HINT_T0);
   acts += static_cast<size_t>(g) * kActsGroup;
@@ -140,7 +140,7 @@ void multiply_tile(const uint8_t* codes, const uint16_t* scales, int groups, con
                    size_t ldo) {
   const int8_t* a = acts.block_codes(block);
   const float *xs = acts.scale + acts.group_at(block), *xsum = acts.scaled_sum + acts.group_at(block);
-  const int32_t* sums = acts.sum + acts.group_at(block);
+  const int32_t* bias = acts.bias + acts.group_at(block);
   alignas(64) int32_t dots[kGroupsAtOnce][kAmxRows * 16];
   const int turns = (groups + kGroupsAtOnce - 1) / kGroupsAtOnce;
   __m512 f[MR];
@@ -152,8 +152,8 @@ void multiply_tile(const uint8_t* codes, const uint16_t* scales, int groups, con
                     end - first, dots);
     for (int g = first; g < end; g++) {
       // The next turn's, or after the last turn those of the next block: tile loads that wait for L2 cost about 7 % in all.
-      prefetch_acts<kIsQ4>(a, xs, xsum, sums, g + end - first);
-      fold_group<MR, kIsQ4>(dots[g - first], scales, xs, xsum, sums, g, f);
+      prefetch_acts<kIsQ4>(a, xs, xsum, bias, g + end - first);
+      fold_group<MR, kIsQ4>(dots[g - first], scales, xs, xsum, bias, g, f);
     }
     first = end;
   }

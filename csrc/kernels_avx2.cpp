@@ -11,7 +11,7 @@ namespace {
 // Eight u4 x s8 pair sums stay below 8 * 15 * 127 * 2 = 30480, inside s16.
 template <int MR, bool kIsQ4>
 inline void gemm_half(const PackedMatrix& w, const uint8_t* tile, int half, const int8_t* a, const float* xs,
-                      const float* xsum, const int32_t* sums, float* out, size_t ldo) {
+                      const float* xsum, const int32_t* bias, float* out, size_t ldo) {
   const __m256i nibble = _mm256_set1_epi8(15);
   const __m256i ones = _mm256_set1_epi16(1);
   const uint16_t* scales = reinterpret_cast<const uint16_t*>(tile) + 8 * half;
@@ -56,7 +56,7 @@ inline void gemm_half(const PackedMatrix& w, const uint8_t* tile, int half, cons
         f[m] = _mm256_fmadd_ps(half8(g * 32 + 16), _mm256_set1_ps(xsum[g * MR + m]), f[m]);
       } else {
         dot = _mm256_add_epi32(dot, _mm256_slli_epi32(_mm256_madd_epi16(hi_acc[m], ones), 4));
-        dot = _mm256_sub_epi32(dot, _mm256_set1_epi32(128 * sums[g * MR + m]));
+        dot = _mm256_add_epi32(dot, _mm256_set1_epi32(bias[g * MR + m]));
       }
       f[m] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_mul_ps(s, _mm256_set1_ps(xs[g * MR + m])), f[m]);
     }
@@ -71,10 +71,10 @@ void gemm_rows(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts,
   for (int t = 0; t < num_tiles; t++) {
     for (int half = 0; half < 2; half++) {
       if (w.format == Format::Q4)
-        gemm_half<MR, true>(w, w.tile(tile + t), half, a, acts.scale + at, acts.scaled_sum + at, acts.sum + at,
+        gemm_half<MR, true>(w, w.tile(tile + t), half, a, acts.scale + at, acts.scaled_sum + at, acts.bias + at,
                             out + 16 * t, ldo);
       else
-        gemm_half<MR, false>(w, w.tile(tile + t), half, a, acts.scale + at, acts.scaled_sum + at, acts.sum + at,
+        gemm_half<MR, false>(w, w.tile(tile + t), half, a, acts.scale + at, acts.scaled_sum + at, acts.bias + at,
                              out + 16 * t, ldo);
     }
   }

@@ -12,7 +12,8 @@ constexpr int kBlockRows = 8;    // activation rows a microkernel takes at most
 constexpr int kAmxRows = 16;     // activation rows of an AMX block
 constexpr int kPageTokens = 16;  // tokens of a KV page, lanes of a score vector
 constexpr int kSplit = 256;      // logical positions of one softmax split
-constexpr int kMaxPairs = 32;    // (query row, head) pairs that share a pass over a page
+constexpr int kMaxPairs = 36;    // (query row, head) pairs of an attention work item
+constexpr int kBlockPairs = 12;  // pairs that share a pass over a page, at most
 
 enum class Format : int { F32 = 0, Q8 = 1, Q4 = 2 };
 
@@ -37,13 +38,13 @@ struct PackedMatrix {
 
 // Quantised activations of a pass (A8): symmetric int8 per row and group, scale = amax / 127.
 // Rows lie in blocks; a block of mr rows starts at row0 = block * block_rows.
-//   quads (block_rows 8):  codes [K / 4][mr][4]          scale, scaled_sum, sum [groups][mr]
-//   AMX   (block_rows 16): codes [groups][16][32 bytes]  scale, scaled_sum, sum [groups][16], rows >= mr are zero
+//   quads (block_rows 8):  codes [K / 4][mr][4]          scale, scaled_sum, bias [groups][mr]
+//   AMX   (block_rows 16): codes [groups][16][32 bytes]  scale, scaled_sum, bias [groups][16], rows >= mr are zero
 struct Acts {
   int8_t* codes;
   float* scale;
-  float* scaled_sum;  // scale * sum, one rounding
-  int32_t* sum;       // of the group's codes
+  float* scaled_sum;  // scale * sum of the group's codes, one rounding
+  int32_t* bias;      // -128 * sum of the group's codes: turns a product with u8 codes w + 128 into one with w
   int rows;
   int inputs;
   int groups;

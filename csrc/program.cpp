@@ -15,6 +15,7 @@ constexpr int kPrivateRows = 16;
 constexpr int kMaxTilesAtOnce = 8;
 constexpr size_t kTileCacheBytes = 24 << 10;  // tiles that are reused for several row blocks should stay in L1
 constexpr size_t kOutputCacheBytes = 64 << 10;  // what a run of tiles makes waits for its epilogue in L2
+constexpr int kItemsPerThread = 3;  // attention items a thread should find, so that all end at about the same time
 
 using Clock = std::chrono::steady_clock;
 
@@ -40,15 +41,16 @@ Program::Program(const Geometry& geometry, const std::vector<double>& inv_freq, 
     : geometry_(geometry), kernels_(kernels), pool_(num_threads), scratch_(static_cast<size_t>(pool_.num_threads())) {
   const Geometry& g = geometry_;
   if (g.num_heads % g.num_kv_heads != 0 || g.num_heads / g.num_kv_heads > kMaxPairs || g.head_dim % 2 != 0)
-    throw std::invalid_argument("heads must be a multiple of KV heads, at most 32 times, and the head size even");
+    throw std::invalid_argument("heads must be a multiple of KV heads, at most 36 times, and the head size even");
   if (static_cast<int>(inv_freq.size()) != g.head_dim / 2)
     throw std::invalid_argument("there must be one RoPE frequency per pair of a head");
-  const int d_pad = round_up(g.head_dim, 16);
+  KvLayer kv{nullptr, g.is_kv_f32, g.num_kv_heads, g.head_dim, round_up(g.head_dim, 16)};
+  // All layers in one array, which huge pages hold: a pass reads a little of every KV page.
+  const size_t layer_elems = static_cast<size_t>(g.num_pages) * g.num_kv_heads * kv.page_elems();
+  const size_t layer_bytes = layer_elems * (g.is_kv_f32 ? 4 : 2);
+  kv_data_ = Array<uint8_t>(layer_bytes * static_cast<size_t>(g.num_layers));
   for (int layer = 0; layer < g.num_layers; layer++) {
-    KvLayer kv{nullptr, g.is_kv_f32, g.num_kv_heads, g.head_dim, d_pad};
-    const size_t elems = static_cast<size_t>(g.num_pages) * g.num_kv_heads * kv.page_elems();
-    kv_data_.emplace_back(elems * (g.is_kv_f32 ? 4 : 2));
-    kv.data = kv_data_.back().get();
+    kv.data = kv_data_.get() + static_cast<size_t>(layer) * layer_bytes;
     kv_.push_back(kv);
   }
   const int half = g.head_dim / 2, num_positions = g.num_pages * kPageTokens;
@@ -201,7 +203,7 @@ void Program::validate(const StepArgs& s) const {
     const uint64_t mask = s.tail_mask[r];
     check(s.visible_len[r] > 0 || mask != 0, "a row sees nothing");
     if (mask)
-      check(s.tail_base[r] >= 0 && s.tail_base[r] + 64 - __builtin_clzll(mask) <= capacity,
+      check(s.tail_base[r] >= 0 && s.tail_base[r] <= capacity - 64 + __builtin_clzll(mask),
             "an ancestor's slot is outside the page table");
   }
   for (int r = 0; r < s.num_logit_rows; r++)
@@ -216,7 +218,7 @@ void Program::allocate_scratch() {
     t.codes = Array<int8_t>(n);
     t.scale = Array<float>(n / kGroup);
     t.scaled_sum = Array<float>(n / kGroup);
-    t.sum = Array<int32_t>(n / kGroup);
+    t.bias = Array<int32_t>(n / kGroup);
   };
   fill(shared_, round_up(geometry_.max_rows, kAmxRows));
   const int d_pad = round_up(geometry_.head_dim, 16);
@@ -235,41 +237,10 @@ void Program::allocate_scratch() {
 
 void Program::plan(const StepArgs& s) {
   views_.clear();
-  items_.clear();
-  split_first_.clear();
   for (int r = 0; r < s.num_rows; r++)
     views_.push_back({s.positions[r], s.slots[r], s.visible_len[r], s.tail_base[r], s.tail_mask[r],
                       s.page_tables + static_cast<size_t>(s.seq_ids[r]) * s.num_table_pages});
-  const int group = geometry_.num_heads / geometry_.num_kv_heads;
-  const int rows_at_once = std::clamp(kMaxPairs / group, 1, kBlockRows);
-  int most_splits = 1;
-  std::vector<AttendItem> base;
-  for (int r = 0; r < s.num_rows;) {
-    int n = 1;
-    while (r + n < s.num_rows && n < rows_at_once && s.seq_ids[r + n] == s.seq_ids[r]) n++;
-    for (int h = 0; h < geometry_.num_kv_heads; h++) base.push_back({r, n, h, -1});
-    for (int i = 0; i < n; i++)
-      most_splits = std::max(most_splits, (views_[static_cast<size_t>(r + i)].total_len() + kSplit - 1) / kSplit);
-    r += n;
-  }
-  is_split_ = most_splits > 1 && static_cast<int>(base.size()) < 4 * pool_.num_threads();
-  if (is_split_) {
-    for (const AttendItem& b : base) {
-      split_first_.push_back(static_cast<int>(items_.size()));
-      int longest = 0;
-      for (int i = 0; i < b.num_rows; i++)
-        longest = std::max(longest, views_[static_cast<size_t>(b.row + i)].total_len());
-      for (int split = 0; split * kSplit < longest; split++) items_.push_back({b.row, b.num_rows, b.kv_head, split});
-    }
-    split_first_.push_back(static_cast<int>(items_.size()));
-    const size_t need = items_.size() * partial_floats(round_up(geometry_.head_dim, 16));
-    if (need > partials_capacity_) {
-      partials_ = Array<float>(need);
-      partials_capacity_ = need;
-    }
-  } else {
-    items_.assign(base.rbegin(), base.rend());  // the longest contexts first
-  }
+  plan_attention(s);
   for (size_t i = 0; i < num_counters_; i++) next_item_[i].store(0, std::memory_order_relaxed);
   const size_t need = static_cast<size_t>(s.num_logit_rows) * static_cast<size_t>(logit_stride());
   if (need > logits_capacity_) {
@@ -282,6 +253,52 @@ void Program::plan(const StepArgs& s) {
     t.best_id.resize(static_cast<size_t>(s.num_logit_rows));
   }
   non_finite_.store(-1);
+}
+
+int Program::longest_context(int row, int num_rows) const {
+  int longest = 0;
+  for (int r = row; r < row + num_rows; r++) longest = std::max(longest, views_[static_cast<size_t>(r)].total_len());
+  return longest;
+}
+
+void Program::plan_attention(const StepArgs& s) {
+  const int kv_heads = geometry_.num_kv_heads, longest = longest_context(0, s.num_rows);
+  // As many rows as share their reads of the cache, but enough items to keep all threads busy until the end.
+  const int64_t work = static_cast<int64_t>(s.num_rows) * kv_heads * std::max(1, longest / kSplit);
+  const int64_t wanted = int64_t{kItemsPerThread} * pool_.num_threads();
+  const int most_rows = kMaxPairs / (geometry_.num_heads / kv_heads);
+  const int rows_at_once = static_cast<int>(std::clamp<int64_t>((work + wanted - 1) / wanted, 1, most_rows));
+  items_.clear();
+  parts_.clear();
+  int num_parts = 0;
+  for (int r = 0; r < s.num_rows;) {
+    int n = 1;
+    while (r + n < s.num_rows && n < rows_at_once && s.seq_ids[r + n] == s.seq_ids[r]) n++;
+    const int num_splits = (longest_context(r, n) + kSplit - 1) / kSplit;
+    for (int h = 0; h < kv_heads; h++) {
+      items_.push_back({r, n, h, num_splits, num_parts});
+      num_parts += num_splits;
+    }
+    r += n;
+  }
+  if (longest <= kSplit || items_.size() >= size_t{4} * static_cast<size_t>(pool_.num_threads())) {
+    std::reverse(items_.begin(), items_.end());  // the longest contexts first
+    return;
+  }
+  // The last splits, which are short, come last.
+  for (int split = 0; split * kSplit < longest; split++)
+    for (size_t i = 0; i < items_.size(); i++)
+      if (split < items_[i].num_splits) parts_.push_back({static_cast<int>(i), split});
+  const size_t need = static_cast<size_t>(num_parts) * partial_floats(round_up(geometry_.head_dim, 16));
+  if (need > partials_capacity_) {
+    partials_ = Array<float>(need);
+    partials_capacity_ = need;
+  }
+  if (items_.size() > num_pending_) {
+    pending_ = std::make_unique<std::atomic<int>[]>(items_.size());
+    num_pending_ = items_.size();
+  }
+  for (size_t i = 0; i < items_.size(); i++) pending_[i].store(items_[i].num_splits, std::memory_order_relaxed);
 }
 
 void Program::forward(const StepArgs& step) {
@@ -342,7 +359,7 @@ Program::Inputs Program::prepare(const Instr& instr, int thread, int num_rows, b
   for (int w : instr.weights) is_quantised |= matrices_[static_cast<size_t>(w)].format != Format::F32;
   const bool is_amx = kernels_.has_amx && !is_private && is_quantised;
   Inputs inputs;
-  inputs.acts = {t.codes.get(), t.scale.get(), t.scaled_sum.get(), t.sum.get(), num_rows, in.width,
+  inputs.acts = {t.codes.get(), t.scale.get(), t.scaled_sum.get(), t.bias.get(), num_rows, in.width,
                  is_quantised ? in.width / kGroup : 0, is_amx ? kAmxRows : kBlockRows};
   const bool is_direct = instr.norm < 0 && !is_gathered;
   inputs.rows = is_direct ? in.data.get() : t.rows.get();
@@ -561,59 +578,51 @@ void Program::store_heads(const Instr& instr, int row, int num_rows, int kv_head
 }
 
 void Program::run_attention(const Instr& instr, int index, int thread) {
-  const int num_items = static_cast<int>(items_.size());
+  const bool is_split = !parts_.empty();
+  const int num = static_cast<int>(is_split ? parts_.size() : items_.size());
   std::atomic<int>& next = next_item_[static_cast<size_t>(index)];
-  for (int i = next.fetch_add(1); i < num_items; i = next.fetch_add(1)) {
-    if (is_split_)
-      attend_item_split(instr, i, thread);
+  for (int i = next.fetch_add(1); i < num; i = next.fetch_add(1)) {
+    if (is_split)
+      attend_part(instr, parts_[static_cast<size_t>(i)], thread);
     else
       attend_item(instr, items_[static_cast<size_t>(i)], thread);
   }
-  if (!is_split_) return;
-  pool_.barrier();
-  combine_items(instr, thread);
+}
+
+void Program::combine(const AttendArgs& args, int split, const Partial& part, const Partial& run) {
+  const size_t d_pad = static_cast<size_t>(args.kv->d_pad);
+  for (int p = 0; p < args.num_rows * args.group_heads; p++)
+    if (args.rows[p / args.group_heads].total_len() > split * kSplit)
+      kernels_.attend_combine(part.max[p], part.sum[p], part.acc + static_cast<size_t>(p) * d_pad, args.kv->d_pad,
+                              run.max + p, run.sum + p, run.acc + static_cast<size_t>(p) * d_pad);
 }
 
 void Program::attend_item(const Instr& instr, const AttendItem& item, int thread) {
-  const int group = geometry_.num_heads / geometry_.num_kv_heads, d_pad = round_up(geometry_.head_dim, 16);
   const AttendArgs args = attend_args(instr, item.row, item.num_rows, item.kv_head, thread);
   const Partial run = partial_at(args.scratch + attend_scratch_floats(geometry_.head_dim));
-  const Partial part = partial_at(run.max + partial_floats(d_pad));
-  int longest = 0;
-  for (int r = 0; r < item.num_rows; r++) longest = std::max(longest, args.rows[r].total_len());
+  const Partial part = partial_at(run.max + partial_floats(args.kv->d_pad));
   kernels_.attend_split(args, 0, run);
-  for (int split = 1; split * kSplit < longest; split++) {
+  for (int split = 1; split < item.num_splits; split++) {
     kernels_.attend_split(args, split, part);
-    for (int p = 0; p < item.num_rows * group; p++)
-      if (args.rows[p / group].total_len() > split * kSplit)
-        kernels_.attend_combine(part.max[p], part.sum[p], part.acc + static_cast<size_t>(p) * d_pad, d_pad, run.max + p,
-                                run.sum + p, run.acc + static_cast<size_t>(p) * d_pad);
+    combine(args, split, part, run);
   }
   store_heads(instr, item.row, item.num_rows, item.kv_head, run.sum, run.acc);
 }
 
-void Program::attend_item_split(const Instr& instr, int item, int thread) {
-  const AttendItem& it = items_[static_cast<size_t>(item)];
-  const size_t stride = partial_floats(round_up(geometry_.head_dim, 16));
-  kernels_.attend_split(attend_args(instr, it.row, it.num_rows, it.kv_head, thread), it.split,
-                        partial_at(partials_.get() + static_cast<size_t>(item) * stride));
-}
-
-void Program::combine_items(const Instr& instr, int thread) {
-  const int group = geometry_.num_heads / geometry_.num_kv_heads, d_pad = round_up(geometry_.head_dim, 16);
-  const size_t stride = partial_floats(d_pad);
-  for (size_t b = static_cast<size_t>(thread); b + 1 < split_first_.size(); b += static_cast<size_t>(pool_.num_threads())) {
-    const AttendItem& item = items_[static_cast<size_t>(split_first_[b])];
-    const Partial run = partial_at(partials_.get() + static_cast<size_t>(split_first_[b]) * stride);
-    for (int i = split_first_[b] + 1; i < split_first_[b + 1]; i++) {
-      const Partial part = partial_at(partials_.get() + static_cast<size_t>(i) * stride);
-      for (int p = 0; p < item.num_rows * group; p++)
-        if (views_[static_cast<size_t>(item.row + p / group)].total_len() > items_[static_cast<size_t>(i)].split * kSplit)
-          kernels_.attend_combine(part.max[p], part.sum[p], part.acc + static_cast<size_t>(p) * d_pad, d_pad, run.max + p,
-                                  run.sum + p, run.acc + static_cast<size_t>(p) * d_pad);
-    }
-    store_heads(instr, item.row, item.num_rows, item.kv_head, run.sum, run.acc);
-  }
+void Program::attend_part(const Instr& instr, const AttendPart& part, int thread) {
+  const AttendItem& item = items_[static_cast<size_t>(part.item)];
+  const AttendArgs args = attend_args(instr, item.row, item.num_rows, item.kv_head, thread);
+  const size_t stride = partial_floats(args.kv->d_pad);
+  float* partials = partials_.get() + static_cast<size_t>(item.first_part) * stride;
+  kernels_.attend_split(args, part.split, partial_at(partials + static_cast<size_t>(part.split) * stride));
+  // Whoever finishes an item's last part folds all of them, in order.
+  std::atomic<int>& pending = pending_[static_cast<size_t>(part.item)];
+  if (pending.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+  pending.store(item.num_splits, std::memory_order_relaxed);  // for the next layer
+  const Partial run = partial_at(partials);
+  for (int split = 1; split < item.num_splits; split++)
+    combine(args, split, partial_at(partials + static_cast<size_t>(split) * stride), run);
+  store_heads(instr, item.row, item.num_rows, item.kv_head, run.sum, run.acc);
 }
 
 }  // namespace forerun

@@ -98,7 +98,7 @@ class Program {
     Array<float> rows;     // [kPrivateRows][max_inputs] normalised inputs
     Array<int8_t> codes;
     Array<float> scale, scaled_sum;
-    Array<int32_t> sum;
+    Array<int32_t> bias;
     Array<float> tiles;    // outputs that wait for their epilogue
     Array<uint8_t> unpacked;  // one tile's codes as bytes
     Array<float> attend;   // attend_scratch_floats, then a Partial and a running Partial
@@ -115,11 +115,19 @@ class Program {
     int row;
     int num_rows;
     int kv_head;
-    int split;  // -1: all splits, combined by the owner
+    int num_splits;
+    int first_part;  // of all items' parts: where its partial sums lie
+  };
+  // One split of an item, when items are so few that their splits are shared out.
+  struct AttendPart {
+    int item;
+    int split;
   };
 
   void validate(const StepArgs& step) const;
   void plan(const StepArgs& step);
+  void plan_attention(const StepArgs& step);
+  int longest_context(int row, int num_rows) const;
   void allocate_scratch();
   void execute(int thread);
   Inputs prepare(const Instr& instr, int thread, int num_rows, bool is_gathered);
@@ -134,8 +142,8 @@ class Program {
   void rotate_and_append(const Instr& instr, int head_begin, int head_end);
   void run_attention(const Instr& instr, int index, int thread);
   void attend_item(const Instr& instr, const AttendItem& item, int thread);
-  void attend_item_split(const Instr& instr, int item, int thread);
-  void combine_items(const Instr& instr, int thread);
+  void attend_part(const Instr& instr, const AttendPart& part, int thread);
+  void combine(const AttendArgs& args, int split, const Partial& part, const Partial& run);
   AttendArgs attend_args(const Instr& instr, int row, int num_rows, int kv_head, int thread);
   void store_heads(const Instr& instr, int row, int num_rows, int kv_head, const float* sum, const float* acc);
   void flag_non_finite(const Instr& instr, int row);
@@ -149,7 +157,7 @@ class Program {
   std::vector<Buffer> buffers_;
   std::vector<Instr> instrs_;
   std::vector<KvLayer> kv_;
-  std::vector<Array<uint8_t>> kv_data_;
+  Array<uint8_t> kv_data_;  // what kv_ points into
   Array<float> rope_cos_, rope_sin_;  // [positions][head_dim / 2]
   size_t weight_bytes_ = 0;
 
@@ -164,8 +172,9 @@ class Program {
   const StepArgs* step_ = nullptr;
   std::vector<RowView> views_;
   std::vector<AttendItem> items_;
-  std::vector<int> split_first_;  // per base item, its first split item
-  bool is_split_ = false;
+  std::vector<AttendPart> parts_;  // empty: whoever takes an item does all its splits
+  std::unique_ptr<std::atomic<int>[]> pending_;  // per item, its parts that are not done
+  size_t num_pending_ = 0;
   Array<float> partials_;
   size_t partials_capacity_ = 0;
   std::unique_ptr<std::atomic<int>[]> next_item_;

@@ -14,6 +14,7 @@ struct I16 {
 struct V16 {
   __m256 lo, hi;
   static constexpr int kChains = 6;
+  static constexpr int kPairs = 6, kAttendChains = 6;
 
   static V16 set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
   static V16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
@@ -50,10 +51,9 @@ static inline V16 zero_where_less(V16 a, V16 b, V16 x) {
 }
 static inline I16 round_to_int(V16 a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
 static inline V16 to_float(I16 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
-static inline V16 pow2(I16 n) {
-  __m256i bias = _mm256_set1_epi32(127);
-  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n.lo, bias), 23)),
-          _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n.hi, bias), 23))};
+static inline V16 scale_pow2(V16 a, I16 n) {
+  return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a.lo), _mm256_slli_epi32(n.lo, 23))),
+          _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a.hi), _mm256_slli_epi32(n.hi, 23)))};
 }
 static inline uint32_t max_abs_bits(V16 a, V16 b) {
   __m256i mask = _mm256_set1_epi32(0x7fffffff);

@@ -14,6 +14,7 @@ struct I16 {
 struct V16 {
   __m512 v;
   static constexpr int kChains = 16;
+  static constexpr int kPairs = 12, kAttendChains = 24;
 
   static V16 set1(float x) { return {_mm512_set1_ps(x)}; }
   static V16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
@@ -39,8 +40,8 @@ static inline V16 zero_where_less(V16 a, V16 b, V16 x) {
 }
 static inline I16 round_to_int(V16 a) { return {_mm512_cvtps_epi32(a.v)}; }
 static inline V16 to_float(I16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
-static inline V16 pow2(I16 n) {
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n.v, _mm512_set1_epi32(127)), 23))};
+static inline V16 scale_pow2(V16 a, I16 n) {
+  return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a.v), _mm512_slli_epi32(n.v, 23)))};
 }
 static inline uint32_t max_abs_bits(V16 a, V16 b) {
   __m512i mask = _mm512_set1_epi32(0x7fffffff);

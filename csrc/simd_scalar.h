@@ -16,6 +16,8 @@ struct I16 {
 struct V16 {
   float v[16];
   static constexpr int kChains = 4;  // accumulators a loop keeps at once
+  static constexpr int kPairs = 4;         // pairs that an attention block holds at most
+  static constexpr int kAttendChains = 4;  // accumulators that they share
 
   static V16 set1(float x) {
     V16 o;
@@ -54,13 +56,15 @@ static inline V16 neg(V16 a) { FORERUN_LANES(-a.v[i]); }
 // a < b ? 0 : x, lane by lane
 static inline V16 zero_where_less(V16 a, V16 b, V16 x) { FORERUN_LANES(a.v[i] < b.v[i] ? 0.0f : x.v[i]); }
 static inline V16 to_float(I16 a) { FORERUN_LANES(static_cast<float>(a.v[i])); }
-static inline V16 pow2(I16 n) {
-  V16 o;
+// a * 2^n by the exponent field; a and the result are normal.
+static inline V16 scale_pow2(V16 a, I16 n) {
   for (int i = 0; i < 16; i++) {
-    uint32_t bits = static_cast<uint32_t>(n.v[i] + 127) << 23;
-    std::memcpy(&o.v[i], &bits, 4);
+    uint32_t bits;
+    std::memcpy(&bits, &a.v[i], 4);
+    bits += static_cast<uint32_t>(n.v[i]) << 23;
+    std::memcpy(&a.v[i], &bits, 4);
   }
-  return o;
+  return a;
 }
 #undef FORERUN_LANES
 

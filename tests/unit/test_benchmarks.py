@@ -14,7 +14,7 @@ from benchmarks.corpus import windows_text
 from benchmarks.fidelity import distance, joined
 from benchmarks.llama_cpp_env import peers_dir
 from benchmarks.markdown import markdown_table
-from benchmarks.measure import Measured, Summary, Turn, interleave
+from benchmarks.measure import Measured, Summary, Turn, busy_seconds, interleave
 from benchmarks.peers_report import OWN, PEER, PeersResult, bars, markdown, summary_json
 from benchmarks.provenance import kernel_flags, sha256_of
 
@@ -66,13 +66,13 @@ def test_a_spinning_idle_worker_is_noticed() -> None:
     assert measured.idle_cpu_share > 1.0
 
 
-def result(own_ms: dict[int, float], peer_one_row_ms: float) -> PeersResult:
+def result(own_ms: dict[int, float], peer_one_row_ms: float, other_cpu_share: float = 0.0) -> PeersResult:
     values: dict[Any, list[float]] = {("steps", OWN, m): [ms / 1e3] for m, ms in own_ms.items()}
     values |= {("steps", PEER, m): [peer_one_row_ms * m / 1e3] for m in own_ms}
     values |= {("prefill", OWN, 512): [0.125], ("prefill", PEER, 512): [0.5]}
     values |= {("stream", "memory"): [40.0], ("stream", "weights"): [80.0]}
     return PeersResult(
-        measured=Measured(values, 0.0),
+        measured=Measured(values, 0.0, other_cpu_share),
         own_info={"weight_bytes": 96e6, "kv_bytes_per_token": 1024, "isa": "avx2"},
         llama_cpp_info={"buffers": []},
         flash_attention={PEER: {"steps": "off", "prefill": "on"}},
@@ -83,6 +83,21 @@ def result(own_ms: dict[int, float], peer_one_row_ms: float) -> PeersResult:
         context=256,
         num_threads=2,
     )
+
+
+def test_busy_time_is_that_of_our_cpus_and_leaves_idle_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 2})
+    monkeypatch.setattr("os.sysconf", lambda name: 100)
+    line = "{} 100 10 20 5000 6000 1 2 3 900 900\n"  # the last two are guests, which user and nice hold already
+    assert busy_seconds("".join(map(line.format, ("cpu", "cpu0", "cpu1", "cpu2")))) == pytest.approx(2 * 1.36)
+
+
+def test_a_disturbed_run_does_not_count_as_quiet() -> None:
+    assert result({1: 4.0}, 10.0).is_quiet
+    disturbed = result({1: 4.0, 4: 6.0, 8: 9.0}, 10.0, other_cpu_share=0.2)
+    assert not disturbed.is_quiet
+    assert {bar["met"] for bar in summary_json(disturbed)["bars"]} == {None}
+    assert {bar.line(disturbed.is_quiet)[:4] for bar in bars(disturbed)} == {"void"}
 
 
 def test_goals_compare_with_one_row_of_the_peer() -> None:

@@ -1,0 +1,278 @@
+// The pool, and whole programs, of test_core.cpp.
+#pragma once
+#include <atomic>
+#include <stdexcept>
+
+#include "core_support.h"
+
+namespace forerun {
+namespace test {
+
+inline void check_pool(int num_threads, int num_runs) {
+  constexpr int kBarriers = 5;
+  Pool pool(num_threads);
+  std::vector<int> written(static_cast<size_t>(num_threads));  // plain ints: the barrier alone orders them
+  std::atomic<int> num_wrong{0}, num_calls{0};
+  for (int run = 0; run < num_runs; run++) {
+    pool.run([&](int thread) {
+      num_calls++;
+      for (int i = 0; i < kBarriers; i++) {
+        written[static_cast<size_t>(thread)] = run * kBarriers + i;
+        pool.barrier();
+        for (const int value : written) num_wrong += value != run * kBarriers + i;
+        pool.barrier();
+      }
+    });
+  }
+  CHECK(num_calls == num_threads * num_runs, "%d threads made %d calls", num_threads, num_calls.load());
+  CHECK(num_wrong == 0, "%d threads saw %d stale values", num_threads, num_wrong.load());
+}
+
+inline void test_pool() {
+  for (int num_threads = 1; num_threads <= 4; num_threads++) check_pool(num_threads, 300);
+  check_pool(2 * num_available_cpus() + 3, 40);
+  for (int i = 0; i < 100; i++) Pool(1 + i % 4).run([](int) {});  // starting and stopping
+  for (int i = 0; i < 20; i++) Pool idle(1 + i % 4);
+}
+
+// A llama of two layers with random weights of one format.
+struct Model {
+  static constexpr int kHidden = 64, kInner = 96, kVocab = 83, kPages = 40, kMaxRows = 40;
+  SourceFormat source;
+  int num_heads, num_kv_heads, head_dim;
+  bool is_kv_f32;
+
+  int qkv() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
+
+  std::unique_ptr<Program> bind(const KernelTable& table, int num_threads) const {
+    const Geometry g{kVocab, 2, num_heads, num_kv_heads, head_dim, kPages, kMaxRows, is_kv_f32, 0.2f};
+    std::vector<double> inv_freq;
+    for (int i = 0; i < head_dim / 2; i++) inv_freq.push_back(std::pow(10000.0, -2.0 * i / head_dim));
+    auto program = std::make_unique<Program>(g, inv_freq, num_threads, table);
+    Rng rng(77);
+    auto matrix = [&](int outputs, int inputs) {
+      const std::vector<uint8_t> bytes = tame_source(rng, outputs, inputs);
+      return program->add_matrix(source, outputs, inputs, bytes.data(), nullptr);
+    };
+    auto norm = [&](int n) {
+      std::vector<float> w(static_cast<size_t>(n));
+      for (float& x : w) x = rng.uniform(0.5f, 1.5f);
+      return program->add_vector(w.data(), n);
+    };
+    const int x = program->add_buffer(kHidden), q = program->add_buffer(qkv());
+    const int attended = program->add_buffer(num_heads * head_dim), inner = program->add_buffer(kInner);
+    const int embedding = matrix(kVocab, kHidden);
+    program->add(instr(Op::Embed, -1, -1, x, {embedding}, -1, -1));
+    for (int layer = 0; layer < 2; layer++) {
+      const std::vector<int> maps{matrix(num_heads * head_dim, kHidden), matrix(num_kv_heads * head_dim, kHidden),
+                                  matrix(num_kv_heads * head_dim, kHidden)};
+      program->add(instr(Op::Linear, x, -1, q, maps, norm(kHidden), layer));
+      program->add(instr(Op::Attention, q, -1, attended, {}, -1, layer));
+      program->add(instr(Op::LinearAdd, attended, x, x, {matrix(kHidden, num_heads * head_dim)}, -1, -1));
+      const std::vector<int> gate_up{matrix(kInner, kHidden), matrix(kInner, kHidden)};
+      program->add(instr(Op::Gated, x, -1, inner, gate_up, norm(kHidden), -1));
+      program->add(instr(Op::LinearAdd, inner, x, x, {matrix(kHidden, kInner)}, -1, -1));
+    }
+    program->add(instr(Op::Logits, x, -1, -1, {embedding}, norm(kHidden), -1));
+    return program;
+  }
+
+ private:
+  static Instr instr(Op op, int in, int residual, int out, std::vector<int> weights, int norm, int layer) {
+    Instr i{};
+    i.op = op;
+    i.in = in;
+    i.residual = residual;
+    i.out = out;
+    i.weights = std::move(weights);
+    i.norm = norm;
+    i.eps = 1e-5f;
+    i.layer = layer;
+    return i;
+  }
+  // Weights of order a tenth, so that activations stay of order one.
+  std::vector<uint8_t> tame_source(Rng& rng, int outputs, int inputs) const {
+    std::vector<uint8_t> data(source_row_bytes(source, inputs) * static_cast<size_t>(outputs));
+    uint8_t* p = data.data();
+    auto put_half = [&](float x) {
+      const uint16_t h = float_to_half(x);
+      std::memcpy(p, &h, 2);
+      p += 2;
+    };
+    for (int i = 0; i < outputs * inputs; i++) {
+      if (source == SourceFormat::F16) put_half(0.15f * rng.bell());
+      if (source == SourceFormat::F32) {
+        const float x = 0.15f * rng.bell();
+        std::memcpy(p, &x, 4);
+        p += 4;
+      }
+      if (packed_format(source) == Format::F32 || i % kGroup) continue;
+      const bool is_q8 = source == SourceFormat::Q8_0;
+      const float scale = rng.uniform(0.5f, 1.5f) * (is_q8 ? 0.002f : 0.03f);
+      put_half(scale);
+      if (source == SourceFormat::Q4_1) put_half(-7.4f * scale);
+      for (int k = 0; k < (is_q8 ? kGroup : kGroup / 2); k++) *p++ = static_cast<uint8_t>(rng.bits());
+    }
+    return data;
+  }
+};
+
+// Rows of one sequence and what they see; owns the arrays of a step.
+struct Rows {
+  std::vector<int32_t> token_ids, positions, slots, visible_len, tail_base, seq_ids, page_table, logit_rows;
+  std::vector<uint64_t> tail_mask;
+
+  explicit Rows(std::vector<int32_t> table) : page_table(std::move(table)) {}
+  void add(int token_id, int position, int slot, int visible, int base = 0, uint64_t mask = 0) {
+    logit_rows.push_back(static_cast<int32_t>(token_ids.size()));
+    token_ids.push_back(token_id);
+    positions.push_back(position);
+    slots.push_back(slot);
+    visible_len.push_back(visible);
+    tail_base.push_back(base);
+    tail_mask.push_back(mask);
+    seq_ids.push_back(0);
+  }
+  // Logits [rows][vocabulary] of one pass.
+  std::vector<float> forward(Program& program) const {
+    const StepArgs step{static_cast<int>(token_ids.size()), token_ids.data(), positions.data(), slots.data(),
+                        visible_len.data(), tail_base.data(), tail_mask.data(), seq_ids.data(), page_table.data(), 1,
+                        static_cast<int>(page_table.size()), logit_rows.data(), static_cast<int>(logit_rows.size())};
+    program.forward(step);
+    std::vector<float> out;
+    const size_t stride = static_cast<size_t>(program.logit_stride());
+    for (size_t r = 0; r < logit_rows.size(); r++) {
+      const float* row = program.logits() + r * stride;
+      out.insert(out.end(), row, row + Model::kVocab);
+      const long best = std::max_element(row, row + Model::kVocab) - row;
+      CHECK(program.argmax()[r] == best, "argmax of row %zu", r);
+    }
+    return out;
+  }
+};
+
+inline std::vector<int32_t> page_order(int stride) {
+  std::vector<int32_t> table;
+  for (int page = 0; page < Model::kPages; page++) table.push_back(page * stride % Model::kPages);
+  return table;
+}
+
+// Logits of the positions from `start` on, in passes of the given sizes over and over.
+inline std::vector<float> run_text(Program& program, const std::vector<int>& text, const std::vector<int>& passes,
+                                   int page_stride, size_t start = 0) {
+  std::vector<float> out;
+  size_t at = start;
+  for (size_t i = 0; at < text.size(); i++) {
+    Rows rows(page_order(page_stride));
+    for (int r = 0; r < passes[i % passes.size()] && at < text.size(); r++, at++) {
+      const int slot = static_cast<int>(at);
+      rows.add(text[at], slot, slot, slot + 1);
+    }
+    const std::vector<float> logits = rows.forward(program);
+    out.insert(out.end(), logits.begin(), logits.end());
+  }
+  return out;
+}
+
+// A tree after the text, nodes in tail slots: each equals its path as a chain. Then one path is moved and continued.
+inline void check_tree(const Model& model, const KernelTable& table, int num_threads, const std::vector<int>& text) {
+  constexpr int kParents[] = {-1, 0, 0, 1, 1, 3, 2, 5, 7, 8}, kNodes = 10;
+  const auto program = model.bind(table, num_threads), plain = model.bind(table, 1);
+  run_text(*program, text, {40, 7}, 1);
+  run_text(*plain, text, {40}, 1);
+  const int committed = static_cast<int>(text.size());
+  Rows tree(page_order(1));
+  std::vector<uint64_t> masks;
+  for (int node = 0; node < kNodes; node++) {
+    masks.push_back((kParents[node] < 0 ? 0 : masks[static_cast<size_t>(kParents[node])]) | uint64_t{1} << node);
+    const int depth = __builtin_popcountll(masks.back());
+    tree.add(node * 3 + 1, committed + depth - 1, committed + node, committed, committed, masks.back());
+  }
+  const std::vector<float> got = tree.forward(*program);
+  std::vector<int> path;
+  std::vector<int32_t> src, dst;
+  for (int node = 0; node < kNodes; node++) {
+    path = text;
+    src.clear();
+    for (int bit = 0; bit < kNodes; bit++) {
+      if (!(masks[static_cast<size_t>(node)] >> bit & 1)) continue;
+      path.push_back(bit * 3 + 1);
+      src.push_back(committed + bit);
+    }
+    const std::vector<float> chain = run_text(*plain, path, {40}, 1, text.size());
+    CHECK(std::memcmp(got.data() + static_cast<size_t>(node) * Model::kVocab, &chain[chain.size() - Model::kVocab],
+                      Model::kVocab * 4) == 0,
+          "%s: tree node %d differs from its chain", table.name, node);
+  }
+  for (size_t i = 0; i < src.size(); i++) dst.push_back(committed + static_cast<int>(i));
+  const std::vector<int32_t> pages = page_order(1);
+  program->move_slots(pages.data(), Model::kPages, src.data(), dst.data(), static_cast<int>(src.size()));
+  Rows next(pages);
+  const int slot = static_cast<int>(path.size());
+  next.add(5, slot, slot, slot + 1);
+  CHECK(same_bits(next.forward(*program), next.forward(*plain)), "%s: after moving slots", table.name);
+}
+
+inline void check_refused(Program& program, const Rows& rows, const char* what) {
+  bool is_refused = false;
+  try {
+    rows.forward(program);
+  } catch (const std::invalid_argument&) {
+    is_refused = true;
+  }
+  CHECK(is_refused, "%s", what);
+}
+
+inline void test_program_refuses() {
+  const auto program = Model{SourceFormat::Q8_0, 4, 2, 16, false}.bind(reference(), 1);
+  const int32_t most = std::numeric_limits<int32_t>::max();
+  const std::vector<int32_t> pages{0, 1};
+  auto refused = [&](int token_id, int position, int slot, int visible, int base, uint64_t mask, const char* what) {
+    Rows rows(pages);
+    rows.add(token_id, position, slot, visible, base, mask);
+    check_refused(*program, rows, what);
+  };
+  refused(-1, 0, 0, 1, 0, 0, "a negative token id");
+  refused(Model::kVocab, 0, 0, 1, 0, 0, "a token id past the vocabulary");
+  refused(0, -1, 0, 1, 0, 0, "a negative position");
+  refused(0, most, 0, 1, 0, 0, "a position past the tables");
+  refused(0, 0, -1, 1, 0, 0, "a negative slot");
+  refused(0, 0, 32, 1, 0, 0, "a slot past the pages");
+  refused(0, 0, 0, -1, 0, 0, "a negative visible length");
+  refused(0, 0, 0, 33, 0, 0, "a visible length past the pages");
+  refused(0, 0, 0, 0, 0, 0, "a row that sees nothing");
+  refused(0, 0, 0, 1, -1, 2, "a tail before the sequence");
+  refused(0, 0, 0, 1, 1, uint64_t{1} << 63, "a tail past the pages");
+  refused(0, 0, 0, 1, most, 1, "a tail whose end does not fit an int");
+}
+
+inline void check_program(const Model& model, int text_len, size_t turn) {
+  const std::vector<std::vector<int>> passes{{40}, {1, 2, 3, 5, 8, 9, 15, 16, 17, 31, 33}, {7, 24}};
+  Rng rng(30 + turn);
+  std::vector<int> text;
+  for (int i = 0; i < text_len; i++) text.push_back(rng.between(0, Model::kVocab - 1));
+  const std::vector<float> want = run_text(*model.bind(reference(), 1), text, {1}, 1);
+  for (const KernelTable* table : all_tables()) {
+    const auto program = model.bind(*table, 1 + static_cast<int>(turn % 3));
+    CHECK(same_bits(want, run_text(*program, text, passes[turn / 2 % passes.size()], turn % 2 ? 1 : 7)),
+          "%s, %s, head size %d, turn %zu", table->name, name_of(model.source), model.head_dim, turn);
+    turn++;
+  }
+  check_tree(model, *all_tables().back(), 2, text);
+}
+
+inline void test_program() {
+  size_t turn = 0;
+  for (const SourceFormat source : kSources) {
+    // 16: heads are whole tiles; 24: they are not, and a vector is half empty.
+    check_program({source, 4, 2, 16, source == SourceFormat::F16}, 41, turn++);
+    check_program({source, 4, 1, 24, false}, 45, turn++);
+  }
+  // A split of attention ends within the text, and within the tree after it.
+  check_program({SourceFormat::Q4_1, 4, 1, 24, true}, 270, turn++);
+  check_program({SourceFormat::Q8_0, 3, 3, 32, false}, 250, turn++);
+  test_program_refuses();
+}
+
+}  // namespace test
+}  // namespace forerun
