@@ -145,7 +145,9 @@ NB_MODULE(_native, m) {
              int layer) { p.add(make_instr(op, in, residual, out, std::move(weights), norm, eps, layer)); },
           nb::arg("op"), nb::arg("in_"), nb::arg("residual"), nb::arg("out"), nb::arg("weights"), nb::arg("norm"),
           nb::arg("eps"), nb::arg("layer"))
-      .def("forward", &forward)
+      .def("forward", &forward, nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
+           nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
+           nb::arg().noconvert(), nb::arg().noconvert())
       .def(
           "logits",
           [](Program& p, size_t num_rows, size_t vocab_size) {

@@ -498,19 +498,40 @@ void attend_combine(float part_max, float part_sum, const float* part_acc, int d
 }
 
 template <class V>
+bool is_finite(const float* x, int n) {
+  uint32_t worst = 0;
+  for (int i = 0; i < n; i += 16) {
+    const V v = V::load(x + i);
+    const uint32_t bits = max_abs_bits(v, v);
+    worst = bits > worst ? bits : worst;
+  }
+  return worst < 0x7f800000u;
+}
+
+template <class V>
 int argmax(const float* x, int n, float* value) {
   float top = x[0];
+  V sums = V::set1(0.0f);  // of 0 * x: a NaN once one value is not finite
   int i = 0;
   if (n >= 16) {
     V best = V::load(x);
-    for (i = 16; i + 16 <= n; i += 16) best = max(best, V::load(x + i));
+    for (; i + 16 <= n; i += 16) {
+      const V v = V::load(x + i);
+      best = max(best, v);
+      sums = fma(v, V::set1(0.0f), sums);
+    }
     top = reduce_max(best);
   }
-  for (; i < n; i++) top = x[i] > top ? x[i] : top;
+  float sum = reduce_add(sums);
+  for (; i < n; i++) {
+    top = x[i] > top ? x[i] : top;
+    sum += 0.0f * x[i];
+  }
   *value = top;
+  if (sum != 0.0f) return -1;
   for (int k = 0; k < n; k++)
     if (x[k] == top) return k;
-  return 0;
+  return -1;
 }
 
 // ---- float weights -------------------------------------------------------------------------------------------------
@@ -590,6 +611,7 @@ KernelTable float_kernel_table(const char* name) {
   table.rms_norm = rms_norm<V>;
   table.quantise_row = quantise_row<V>;
   table.gemm_f32 = gemm_f32<V>;
+  table.is_finite = is_finite<V>;
   table.dequantise_row = dequantise_row;
   table.silu_mul = silu_mul<V>;
   table.add = add_rows<V>;

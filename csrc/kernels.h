@@ -19,6 +19,8 @@ struct KernelTable {
   // The same for float weights: rows [row, row + mr) of x, mr <= kBlockRows.
   void (*gemm_f32)(const PackedMatrix& w, int tile, int num_tiles, const float* x, size_t ldx, int mr, float* out,
                    size_t ldo);
+  // Whether x[0, n) holds neither a NaN nor an infinity; readable up to a multiple of 16, finite past n.
+  bool (*is_finite)(const float* x, int n);
   // Row `n` of a packed matrix, dequantised.
   void (*dequantise_row)(const PackedMatrix& w, int n, float* out);
   // out = gate / (1 + exp(-gate)) * up, n a multiple of 16.
@@ -37,7 +39,7 @@ struct KernelTable {
   // Folds `part` of one pair into the running (max, sum, acc[d_pad]).
   void (*attend_combine)(float part_max, float part_sum, const float* part_acc, int d_pad, float* run_max, float* run_sum,
                          float* run_acc);
-  // Index of the largest of x[0, n), lowest index on ties; n >= 1.
+  // Index of the largest of x[0, n), lowest index on ties; -1 when one is a NaN or an infinity. n >= 1.
   int (*argmax)(const float* x, int n, float* value);
   // exp of x[0, n), for tests.
   void (*exp_f32)(const float* x, int n, float* out);

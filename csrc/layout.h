@@ -93,6 +93,11 @@ struct Partial {
   float* acc;      // [pairs][d_pad]
 };
 
+// Floats of one Partial.
+inline size_t partial_floats(int d_pad) { return static_cast<size_t>(kMaxPairs) * (2 + static_cast<size_t>(d_pad)); }
+
+inline Partial partial_at(float* data) { return {data, data + kMaxPairs, data + 2 * kMaxPairs}; }
+
 // One attention work item: a few query rows of one sequence and all heads of one KV head, over a range of splits.
 struct AttendArgs {
   const KvLayer* kv;

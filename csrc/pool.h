@@ -8,6 +8,17 @@
 
 namespace forerun {
 
+struct Range {
+  int begin;
+  int end;
+};
+
+// A thread's part of `total` things, parts as equal as can be.
+inline Range share(int total, int thread, int num_threads) {
+  return {static_cast<int>(static_cast<int64_t>(total) * thread / num_threads),
+          static_cast<int>(static_cast<int64_t>(total) * (thread + 1) / num_threads)};
+}
+
 class Pool {
  public:
   explicit Pool(int num_threads);

@@ -14,6 +14,11 @@
 
 namespace forerun {
 
+// Up to this many rows every thread prepares the inputs of a matrix for itself, which is cheaper than a barrier.
+constexpr int kPrivateRows = 16;
+constexpr int kMaxTilesAtOnce = 8;
+constexpr size_t kOutputCacheBytes = 64 << 10;  // what a run of tiles makes waits for its epilogue in L2
+
 enum class Op : int { Embed = 0, Linear = 1, Attention = 2, LinearAdd = 3, Gated = 4, Logits = 5 };
 constexpr int kNumOps = 6;
 

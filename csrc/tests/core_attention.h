@@ -16,8 +16,8 @@ struct AttentionShape {
   int d_pad() const { return round_up(head_dim, 16); }
 };
 
-// The cache of one layer with two KV heads, and one sequence in it whose pages lie in no order. What was appended is kept
-// beside it as plain floats [slot][kv head][head_dim], rounded as the cache rounds.
+// The cache of one layer with two KV heads, and one sequence in it whose pages lie in no order. What was appended is
+// kept beside it as plain floats [slot][kv head][head_dim], rounded as the cache rounds.
 class Cache {
  public:
   Cache(Rng& rng, const AttentionShape& shape, const KernelTable& table) : shape_(shape), table_(table) {
@@ -63,7 +63,9 @@ class Cache {
   const int32_t* page_table() const { return page_table_.data(); }
 
  private:
-  size_t at(int slot, int kv_head) const { return static_cast<size_t>(slot * 2 + kv_head) * static_cast<size_t>(shape_.head_dim); }
+  size_t at(int slot, int kv_head) const {
+    return static_cast<size_t>(slot * 2 + kv_head) * static_cast<size_t>(shape_.head_dim);
+  }
   float rounded(float x) const { return shape_.is_f32 ? x : half_to_float(float_to_half(x)); }
 
   AttentionShape shape_;
@@ -94,14 +96,16 @@ inline Attention attend(const KernelTable& table, const AttentionShape& shape, c
   const int pairs = static_cast<int>(rows.size()) * shape.group_heads, d_pad = shape.d_pad();
   CHECK(pairs <= kMaxPairs, "%d pairs", pairs);
   const Aligned<float> scratch(attend_scratch_floats(shape.head_dim));
-  const AttendArgs args{&kv,  q.data(), q.size() / rows.size(), rows.data(), static_cast<int>(rows.size()), shape.group_heads,
-                        kv_head, scratch.get()};
+  const AttendArgs args{
+      &kv,     q.data(),     q.size() / rows.size(), rows.data(), static_cast<int>(rows.size()), shape.group_heads,
+      kv_head, scratch.get()};
   const size_t n = static_cast<size_t>(pairs), width = static_cast<size_t>(d_pad);
   Attention run{std::vector<float>(n), std::vector<float>(n), std::vector<float>(n * width), {}};
   int longest = 0;
   for (const RowView& row : rows) longest = std::max(longest, row.total_len());
   for (int split = 0; split * kSplit < longest; split++) {
-    Attention part{std::vector<float>(n, -1e9f), std::vector<float>(n, -1e9f), std::vector<float>(n * width, -1e9f), {}};
+    Attention part{
+        std::vector<float>(n, -1e9f), std::vector<float>(n, -1e9f), std::vector<float>(n * width, -1e9f), {}};
     table.attend_split(args, split, {part.max.data(), part.sum.data(), part.acc.data()});
     for (size_t p = 0; p < n; p++) {
       const float* acc = part.acc.data() + p * width;
@@ -113,13 +117,15 @@ inline Attention attend(const KernelTable& table, const AttentionShape& shape, c
         run.sum[p] = part.sum[p];
         std::copy(acc, acc + width, run.acc.begin() + static_cast<long>(p * width));
       } else {
-        table.attend_combine(part.max[p], part.sum[p], acc, d_pad, &run.max[p], &run.sum[p], run.acc.data() + p * width);
+        table.attend_combine(part.max[p], part.sum[p], acc, d_pad, &run.max[p], &run.sum[p],
+                             run.acc.data() + p * width);
       }
     }
   }
   for (size_t p = 0; p < n; p++) {
     run.out.resize(run.out.size() + static_cast<size_t>(shape.head_dim));
-    table.divide(run.acc.data() + p * width, run.sum[p], shape.head_dim, run.out.data() + p * static_cast<size_t>(shape.head_dim));
+    table.divide(run.acc.data() + p * width, run.sum[p], shape.head_dim,
+                 run.out.data() + p * static_cast<size_t>(shape.head_dim));
   }
   return run;
 }
@@ -145,8 +151,8 @@ inline void check_softmax(const AttentionShape& shape, const Cache& cache, int k
   }
 }
 
-// Rows of one sequence: prompt rows, chain rows and tree rows around the borders of pages and splits. The tree rows of a
-// draft share their prefix and tail; half of the time they don't.
+// Rows of one sequence: prompt rows, chain rows and tree rows around the borders of pages and splits. The tree rows of
+// a draft share their prefix and tail; half of the time they don't.
 inline std::vector<RowView> random_views(Rng& rng, const AttentionShape& shape, const int32_t* page_table) {
   std::vector<RowView> rows;
   const int num_rows = rng.between(1, std::min(kMaxPairs / shape.group_heads, 10));
@@ -204,7 +210,8 @@ inline void check_appended(const AttentionShape& shape, const Cache& cache, cons
           return shape.is_f32 ? static_cast<const float*>(cache.kv().data)[i]
                               : half_to_float(static_cast<const uint16_t*>(cache.kv().data)[i]);
         };
-        CHECK(element(key) == cache.key(slot, head)[d] && element(value) == cache.value(slot, head)[d], "%s slot %d", isa, slot);
+        CHECK(element(key) == cache.key(slot, head)[d] && element(value) == cache.value(slot, head)[d], "%s slot %d",
+              isa, slot);
       }
     }
   }
@@ -276,7 +283,8 @@ inline void test_attention() {
     }
   }
   // Exactly at and around the borders of a split and of a page.
-  for (const int num_slots : {15, 16, 17, 255, 256, 257, 512, 513}) check_attention(rng.bits(), {16, 3, false, num_slots});
+  for (const int num_slots : {15, 16, 17, 255, 256, 257, 512, 513})
+    check_attention(rng.bits(), {16, 3, false, num_slots});
 }
 
 }  // namespace test

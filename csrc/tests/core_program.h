@@ -28,7 +28,19 @@ inline void check_pool(int num_threads, int num_runs) {
   CHECK(num_wrong == 0, "%d threads saw %d stale values", num_threads, num_wrong.load());
 }
 
+// Denormals are flushed on every thread while a run lasts, and the caller's mode comes back.
+inline void check_float_mode() {
+  const volatile float small = 1e-38f, factor = 0.01f;
+  Pool pool(3);
+  CHECK(small * factor > 0, "denormals are kept here");
+  std::atomic<int> num_kept{0};
+  pool.run([&](int) { num_kept += small * factor != 0; });
+  CHECK(num_kept == 0, "denormals are kept on %d threads", num_kept.load());
+  CHECK(small * factor > 0, "the mode was left behind");
+}
+
 inline void test_pool() {
+  check_float_mode();
   for (int num_threads = 1; num_threads <= 4; num_threads++) check_pool(num_threads, 300);
   check_pool(2 * num_available_cpus() + 3, 40);
   for (int i = 0; i < 100; i++) Pool(1 + i % 4).run([](int) {});  // starting and stopping
@@ -135,9 +147,19 @@ struct Rows {
   }
   // Logits [rows][vocabulary] of one pass.
   std::vector<float> forward(Program& program) const {
-    const StepArgs step{static_cast<int>(token_ids.size()), token_ids.data(), positions.data(), slots.data(),
-                        visible_len.data(), tail_base.data(), tail_mask.data(), seq_ids.data(), page_table.data(), 1,
-                        static_cast<int>(page_table.size()), logit_rows.data(), static_cast<int>(logit_rows.size())};
+    const StepArgs step{static_cast<int>(token_ids.size()),
+                        token_ids.data(),
+                        positions.data(),
+                        slots.data(),
+                        visible_len.data(),
+                        tail_base.data(),
+                        tail_mask.data(),
+                        seq_ids.data(),
+                        page_table.data(),
+                        1,
+                        static_cast<int>(page_table.size()),
+                        logit_rows.data(),
+                        static_cast<int>(logit_rows.size())};
     program.forward(step);
     std::vector<float> out;
     const size_t stride = static_cast<size_t>(program.logit_stride());

@@ -1,4 +1,5 @@
-// What test_core.cpp is made of: a check that names its place, repeatable random inputs, and owners of the kernels' structs.
+// What test_core.cpp is made of: a check that names its place, repeatable random inputs, and owners of the kernels'
+// structs.
 #pragma once
 #include <cmath>
 #include <cstdarg>
@@ -17,8 +18,8 @@
 #include "pack.h"
 #include "program.h"
 
-#define CHECK(condition, ...)                                                          \
-  do {                                                                                 \
+#define CHECK(condition, ...)                                                             \
+  do {                                                                                    \
     if (!(condition)) ::forerun::test::fail(__FILE__, __LINE__, #condition, __VA_ARGS__); \
   } while (0)
 
@@ -85,7 +86,8 @@ inline std::vector<const KernelTable*> all_tables() {
 }
 inline const KernelTable& reference() { return scalar_kernels(); }
 
-// ---- weights ---------------------------------------------------------------------------------------------------------
+// ---- weights
+// ---------------------------------------------------------------------------------------------------------
 
 constexpr SourceFormat kSources[] = {SourceFormat::F32, SourceFormat::F16, SourceFormat::Q4_0, SourceFormat::Q4_1,
                                      SourceFormat::Q8_0};
@@ -98,11 +100,16 @@ inline const char* name_of(SourceFormat source) {
 // An fp16 that a scale may be: mostly ordinary, some negative, subnormal, zero or as large as `largest`.
 inline uint16_t random_half(Rng& rng, float largest) {
   switch (rng.between(0, 9)) {
-    case 0: return 0;
-    case 1: return static_cast<uint16_t>(rng.between(1, 0x3ff));           // subnormal
-    case 2: return static_cast<uint16_t>(0x8000 | rng.between(1, 0x3ff));  // and negative
-    case 3: return float_to_half(rng.between(0, 1) ? largest : -largest);
-    default: return float_to_half(rng.uniform(-0.1f, 0.1f));
+    case 0:
+      return 0;
+    case 1:
+      return static_cast<uint16_t>(rng.between(1, 0x3ff));  // subnormal
+    case 2:
+      return static_cast<uint16_t>(0x8000 | rng.between(1, 0x3ff));  // and negative
+    case 3:
+      return float_to_half(rng.between(0, 1) ? largest : -largest);
+    default:
+      return float_to_half(rng.uniform(-0.1f, 0.1f));
   }
 }
 
@@ -172,7 +179,8 @@ inline float weight_at(SourceFormat source, const uint8_t* row, int k) {
       std::memcpy(&x, row + 4 * static_cast<size_t>(k), 4);
       return x;
     }
-    case SourceFormat::F16: return half_at(row + 2 * static_cast<size_t>(k));
+    case SourceFormat::F16:
+      return half_at(row + 2 * static_cast<size_t>(k));
     case SourceFormat::Q4_0: {
       const uint8_t* block = row + g * 18;
       return half_at(block) * static_cast<float>(nibble(block + 2) - 8);
@@ -188,13 +196,15 @@ inline float weight_at(SourceFormat source, const uint8_t* row, int k) {
   }
 }
 
-// ---- activations -----------------------------------------------------------------------------------------------------
+// ---- activations
+// -----------------------------------------------------------------------------------------------------
 
-// Arrays of exactly the size the layout states. What pads an AMX block has zero codes, and scales that must not be read.
+// Arrays of exactly the size the layout states. What pads an AMX block has zero codes, and scales that must not be
+// read.
 struct ActRows {
   std::vector<int8_t> codes;
   std::vector<float> scale, scaled_sum;
-  std::vector<int32_t> sum;
+  std::vector<int32_t> bias;
   Acts acts;
 
   ActRows(int rows, int inputs, int block_rows) {
@@ -203,8 +213,8 @@ struct ActRows {
     codes.assign(padded * static_cast<size_t>(inputs), 0);
     scale.assign(padded * groups, std::numeric_limits<float>::quiet_NaN());
     scaled_sum = scale;
-    sum.assign(padded * groups, -77777);
-    acts = {codes.data(), scale.data(), scaled_sum.data(), sum.data(), rows, inputs, inputs / kGroup, block_rows};
+    bias.assign(padded * groups, -77777);
+    acts = {codes.data(), scale.data(), scaled_sum.data(), bias.data(), rows, inputs, inputs / kGroup, block_rows};
   }
 
   bool quantise(const KernelTable& table, const float* x, size_t ldx) {
@@ -225,21 +235,26 @@ struct ActRows {
   }
 };
 
-// One row of inputs, group by group: ordinary, all extremes, zero, too small for a scale, large, or exact halves of a step.
+// One row of inputs, group by group: ordinary, all extremes, zero, too small for a scale, large, exact halves of a
+// step, or as near to halves as floats come.
 inline void fill_row(Rng& rng, float* x, int inputs) {
   for (int g = 0; g < inputs / kGroup; g++, x += kGroup) {
     const int kind = rng.between(0, 9);
+    const float amax = rng.uniform(1.0f, 3.0f);
     for (int i = 0; i < kGroup; i++) {
       const float sign = rng.between(0, 1) ? 1.0f : -1.0f;
+      const float half = 0.5f + static_cast<float>(rng.between(-127, 126));
       x[i] = kind == 0   ? 0.0f
              : kind == 1 ? 1e-38f * rng.bell()
              : kind == 2 ? 3.7f * sign
              : kind == 3 ? 1e15f * rng.bell()
-             : kind == 4 ? 0.5f * static_cast<float>(rng.between(-253, 253))
+             : kind == 4 ? half
+             : kind == 5 ? half * (amax / 127.0f)
                          : rng.bell();
     }
     if (kind == 4) x[rng.between(0, kGroup - 1)] = 127.0f;  // the step is one, so the halves above are ties
-    if (kind == 5) x[rng.between(0, kGroup - 1)] *= 100.0f;
+    if (kind == 5) x[rng.between(0, kGroup - 1)] = amax;
+    if (kind == 6) x[rng.between(0, kGroup - 1)] *= 100.0f;
   }
 }
 

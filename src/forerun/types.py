@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
@@ -55,7 +56,7 @@ class SamplingParams:
         logprobs: alternatives to report per token (0 reports the chosen token alone); None reports nothing.
 
     Raises:
-        RequestError: a value is out of range; the message names the field and the range.
+        RequestError: a value is out of range or of another type; the message names the field and what is right.
     """
 
     max_tokens: int | None = None
@@ -75,20 +76,23 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        _in_range("max_tokens", self.max_tokens, 1, None)
-        _in_range("temperature", self.temperature, 0.0, 1e6)
-        _in_range("top_k", self.top_k, 0, None)
-        _in_range("top_p", self.top_p, 0.0, 1.0)
-        _in_range("min_p", self.min_p, 0.0, 1.0)
-        _in_range("repetition_penalty", self.repetition_penalty, 1e-3, 1e3)
-        _in_range("presence_penalty", self.presence_penalty, -100.0, 100.0)
-        _in_range("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
-        _in_range("min_tokens", self.min_tokens, 0, None)
-        _in_range("seed", self.seed, 0, MAX_SEED)
-        _in_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        for token_id, bias in self.logit_bias.items():
-            _in_range(f"logit_bias[{token_id}]", bias, -1e4, 1e4)
-        if any(not text for text in self.stop):
+        for name, low, high in _WHOLE_FIELDS:
+            value = getattr(self, name)
+            if value is not None or name not in _OPTIONAL_FIELDS:
+                object.__setattr__(self, name, _whole_number(name, value, low, high))
+        for name, least, most in _NUMBER_FIELDS:
+            object.__setattr__(self, name, _number(name, getattr(self, name), least, most))
+        if not isinstance(self.logit_bias, Mapping):
+            raise RequestError(f"logit_bias is {self.logit_bias!r}, but must map token ids to numbers", "logit_bias")
+        # A copy, because what was checked here must still hold when it is used.
+        biases = {i: _number(f"logit_bias[{i}]", bias, -1e4, 1e4) for i, bias in self.logit_bias.items()}
+        object.__setattr__(self, "logit_bias", biases)
+        if not isinstance(self.ignore_eos, bool):
+            raise RequestError(f"ignore_eos is {self.ignore_eos!r}, but must be True or False", "ignore_eos")
+        # A single string is a sequence of strings to Python: of its characters, which nobody means.
+        if isinstance(self.stop, str) or not all(isinstance(text, str) for text in self.stop):
+            raise RequestError(f"stop is {self.stop!r}, but must be a tuple of strings", "stop")
+        if not all(self.stop):
             raise RequestError("stop strings must not be empty", "stop")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}", "min_tokens")
@@ -99,13 +103,47 @@ class SamplingParams:
         return self.temperature < MIN_TEMPERATURE
 
 
-def _in_range(name: str, value: float | None, low: float, high: float | None) -> None:
-    if value is None:
-        return
+# Names of fields, and the least and the largest value they may have.
+_WHOLE_FIELDS: tuple[tuple[str, int, int | None], ...] = (
+    ("max_tokens", 1, None),
+    ("top_k", 0, None),
+    ("min_tokens", 0, None),
+    ("seed", 0, MAX_SEED),
+    ("logprobs", 0, MAX_LOGPROBS),
+)
+_OPTIONAL_FIELDS = frozenset(("max_tokens", "seed", "logprobs"))
+_NUMBER_FIELDS: tuple[tuple[str, float, float], ...] = (
+    ("temperature", 0.0, 1e6),
+    ("top_p", 0.0, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("repetition_penalty", 1e-3, 1e3),
+    ("presence_penalty", -100.0, 100.0),
+    ("frequency_penalty", -100.0, 100.0),
+)
+
+
+def _whole_number(name: str, value: object, low: int, high: int | None) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise _bad_value(name, value, "a whole number")
+    _check_range(name, value, low, high)
+    return int(value)
+
+
+def _number(name: str, value: object, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise _bad_value(name, value, "a number")
+    _check_range(name, value, low, high)
+    return float(value)
+
+
+def _check_range(name: str, value: Any, low: float, high: float | None) -> None:
     # Written so that NaN fails too.
     if not (value >= low and (high is None or value <= high)):
-        allowed = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise RequestError(f"{name} is {value}, but must be {allowed}", name.split("[")[0])
+        raise _bad_value(name, value, f"at least {low}" if high is None else f"between {low} and {high}")
+
+
+def _bad_value(name: str, value: object, wanted: str) -> RequestError:
+    return RequestError(f"{name} is {value!r}, but must be {wanted}", name.split("[")[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,12 +13,12 @@ from forerun.engine.completion import Completion, StreamEvent
 from forerun.engine.engine import Engine
 from forerun.engine.request import Limits, Request, prepare
 from forerun.engine.step import MAX_STEP_NODES
-from forerun.errors import ConfigError, RequestError
+from forerun.errors import ConfigError, LoadError, RequestError
 from forerun.kv.pages import PageManager, num_pages_for
 from forerun.models.chat_template import ChatTemplate, encode_chat
 from forerun.models.loader import load_model
 from forerun.models.pull import resolve_model
-from forerun.models.tokenizer import Tokenizer
+from forerun.models.tokenizer import Tokenizer, check_text
 from forerun.ops import ExecutorConfig, create_executor
 from forerun.ops.base import Executor, KvType
 from forerun.sampling.distribution import RowSampler
@@ -84,7 +84,9 @@ class LLM:
             raise ConfigError(f"kv is {kv!r}, but must be one of: {', '.join(get_args(KvType))}")
         # Local on purpose: once the backend has packed the weights, the mapped file and what was converted may go.
         loaded = load_model(resolve_model(model, progress), quant)
-        self.tokenizer = Tokenizer.from_gguf(loaded.metadata)
+        with _named(loaded.path):
+            self.tokenizer = Tokenizer.from_gguf(loaded.metadata)
+            self._chat_template = ChatTemplate.from_gguf(loaded.metadata, self.tokenizer)
         self.config = config = loaded.config
         default_len = min(config.context_length, DEFAULT_MAX_MODEL_LEN)
         max_len = _in_range("max_model_len", max_model_len, default_len, 2, config.context_length)
@@ -103,7 +105,6 @@ class LLM:
         )
         self.target: Executor = create_executor(backend, executor_config, loaded.forward)
         self.engine = Engine(self.target, _create_sampler(config.vocab_size), self.tokenizer, pages, chunk)
-        self._chat_template = ChatTemplate.from_gguf(loaded.metadata, self.tokenizer)
 
     def generate(
         self,
@@ -174,8 +175,15 @@ class LLM:
         return self._events(self._prepare(ids, params, verify), make_drafter, on_step)
 
     def encode(self, prompt: str | TokenIds) -> TokenIds:
-        """The ids of a prompt: a text's, with a begin token where the model wants one, or the given ones."""
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        """The ids of a prompt: a text's, with a begin token where the model wants one, or the given ones.
+
+        Raises:
+            RequestError: the text is no valid Unicode.
+        """
+        if not isinstance(prompt, str):
+            return prompt
+        check_text(prompt, "prompt")
+        return self.tokenizer.encode(prompt)
 
     def encode_messages(self, messages: Messages) -> list[int]:
         """The ids of a conversation, up to where the answer begins.
@@ -205,6 +213,15 @@ class LLM:
         return last.completion
 
 
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Puts the file's name before what is wrong with its metadata."""
+    try:
+        yield
+    except LoadError as error:
+        raise LoadError(f"{path}: {error}") from error
+
+
 def _create_sampler(vocab_size: int) -> RowSampler:
     from forerun.sampling.native import NativeSampler
 
@@ -223,6 +240,10 @@ def _drafter_factory(speculation: str | Speculation) -> DrafterFactory | None:
 
 def _as_list(prompts: str | TokenIds | Sequence[str | TokenIds]) -> list[str | TokenIds]:
     """A single prompt as a list of one. Nothing at all is an empty prompt, which is refused as one."""
+    if not isinstance(prompts, Sized) or isinstance(prompts, bytes | Mapping):
+        raise RequestError(
+            f"prompts is {prompts!r}, but must be a text, a list of token ids or a list of these", "prompt"
+        )
     if isinstance(prompts, str) or not len(prompts) or not isinstance(prompts[0], Sized):
         return [prompts]  # type: ignore[list-item]
     for index, prompt in enumerate(prompts):

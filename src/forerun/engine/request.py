@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forerun.errors import RequestError
+from forerun.models.tokenizer import check_text
 from forerun.types import MAX_GENERATED_SEED, SamplingParams, VerifyRule
 from forerun.verify import RULES
 
@@ -68,9 +69,12 @@ def prepare(
 
     Raises:
         RequestError: the prompt is empty, has an id outside the vocabulary or leaves no room for a token, a parameter
-            names an id outside the vocabulary, the rule is unknown, or it can't honour the seed.
+            names an id outside the vocabulary, a stop string is no valid Unicode, the rule is unknown, or it can't
+            honour the seed.
     """
     prompt = _checked_prompt(prompt_token_ids, limits)
+    for text in params.stop:
+        check_text(text, "stop")
     for token_id in params.logit_bias:
         _check_id(token_id, limits.vocab_size, "logit_bias", "logit_bias")
     for index, token_id in enumerate(params.stop_token_ids):

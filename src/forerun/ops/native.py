@@ -70,25 +70,28 @@ class NativeExecutor:
     """
 
     def __init__(self, config: ExecutorConfig, build: Callable[[Ops[Value]], Value]) -> None:
-        num_threads = config.num_threads or default_num_threads()
+        num_threads = default_num_threads() if config.num_threads is None else config.num_threads
         if not 1 <= num_threads <= MAX_THREADS:
             raise ConfigError(f"threads is {num_threads}, but must be between 1 and {MAX_THREADS}")
         spec = config.attention
         self.vocab_size = config.vocab_size
-        self.program = _native.Program(
-            isa=chosen_isa(),
-            num_threads=num_threads,
-            vocab_size=config.vocab_size,
-            num_layers=config.num_layers,
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            num_pages=config.num_pages,
-            max_rows=config.max_rows,
-            is_kv_f32=config.kv_type == "f32",
-            attention_scale=spec.scale,
-            inv_freq=list(spec.inv_freq),
-        )
+        try:
+            self.program = _native.Program(
+                isa=chosen_isa(),
+                num_threads=num_threads,
+                vocab_size=config.vocab_size,
+                num_layers=config.num_layers,
+                num_heads=spec.num_heads,
+                num_kv_heads=spec.num_kv_heads,
+                head_dim=spec.head_dim,
+                num_pages=config.num_pages,
+                max_rows=config.max_rows,
+                is_kv_f32=config.kv_type == "f32",
+                attention_scale=spec.scale,
+                inv_freq=list(spec.inv_freq),
+            )
+        except ValueError as error:
+            raise LoadError(f"the native backend can't run this architecture: {error}") from error
         recorder = Recorder()
         build(recorder)
         _emit(self.program, recorder.instrs)
@@ -113,6 +116,8 @@ class NativeExecutor:
             )
         except (ValueError, RuntimeError) as error:
             raise EngineFault(f"a target pass failed: {error}") from error
+        except TypeError as error:
+            raise EngineFault("a target pass failed: an array of the batch has another type or rank") from error
         num_logits = batch.logit_rows.size
         return ForwardOutput(self.program.logits(num_logits, self.vocab_size), self.program.argmax(num_logits))
 

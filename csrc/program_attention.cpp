@@ -1,0 +1,144 @@
+// The attention of a program: work items, splits of positions, and who folds them.
+#include <algorithm>
+
+#include "program.h"
+
+namespace forerun {
+
+constexpr int kItemsPerThread = 3;  // attention items a thread should find, so that all end at about the same time
+
+void Program::plan_attention(const StepArgs& s) {
+  const int kv_heads = geometry_.num_kv_heads, longest = longest_context(0, s.num_rows);
+  // As many rows as share their reads of the cache, but enough items to keep all threads busy until the end.
+  const int64_t work = static_cast<int64_t>(s.num_rows) * kv_heads * std::max(1, longest / kSplit);
+  const int64_t wanted = int64_t{kItemsPerThread} * pool_.num_threads();
+  const int most_rows = kMaxPairs / (geometry_.num_heads / kv_heads);
+  const int rows_at_once = static_cast<int>(std::clamp<int64_t>((work + wanted - 1) / wanted, 1, most_rows));
+  items_.clear();
+  parts_.clear();
+  int num_parts = 0;
+  for (int r = 0; r < s.num_rows;) {
+    int n = 1;
+    while (r + n < s.num_rows && n < rows_at_once && s.seq_ids[r + n] == s.seq_ids[r]) n++;
+    const int num_splits = (longest_context(r, n) + kSplit - 1) / kSplit;
+    for (int h = 0; h < kv_heads; h++) {
+      items_.push_back({r, n, h, num_splits, num_parts});
+      num_parts += num_splits;
+    }
+    r += n;
+  }
+  if (longest <= kSplit || items_.size() >= size_t{4} * static_cast<size_t>(pool_.num_threads())) {
+    std::reverse(items_.begin(), items_.end());  // the longest contexts first
+    return;
+  }
+  // The last splits, which are short, come last.
+  for (int split = 0; split * kSplit < longest; split++)
+    for (size_t i = 0; i < items_.size(); i++)
+      if (split < items_[i].num_splits) parts_.push_back({static_cast<int>(i), split});
+  const size_t need = static_cast<size_t>(num_parts) * partial_floats(round_up(geometry_.head_dim, 16));
+  if (need > partials_capacity_) {
+    partials_ = Array<float>(need);
+    partials_capacity_ = need;
+  }
+  if (items_.size() > num_pending_) {
+    pending_ = std::make_unique<std::atomic<int>[]>(items_.size());
+    num_pending_ = items_.size();
+  }
+  for (size_t i = 0; i < items_.size(); i++) pending_[i].store(items_[i].num_splits, std::memory_order_relaxed);
+}
+
+void Program::rotate_and_append(const Instr& instr, int head_begin, int head_end) {
+  const Geometry& g = geometry_;
+  const Buffer& qkv = buffers_[static_cast<size_t>(instr.out)];
+  const KvLayer& kv = kv_[static_cast<size_t>(instr.layer)];
+  const int half = g.head_dim / 2;
+  for (int row = 0; row < step_->num_rows; row++) {
+    const RowView& view = views_[static_cast<size_t>(row)];
+    const float* cos = rope_cos_.get() + static_cast<size_t>(view.position) * half;
+    const float* sin = rope_sin_.get() + static_cast<size_t>(view.position) * half;
+    const int page = view.page_table[view.slot / kPageTokens], lane = view.slot % kPageTokens;
+    for (int head = head_begin; head < head_end; head++) {
+      float* x = qkv.data.get() + static_cast<size_t>(row) * qkv.stride + static_cast<size_t>(head) * g.head_dim;
+      if (head < g.num_heads) {
+        kernels_.rope(x, cos, sin, half, g.attention_scale);
+      } else if (head < g.num_heads + g.num_kv_heads) {
+        kernels_.rope(x, cos, sin, half, 1.0f);
+        kernels_.append_key(kv, page, lane, head - g.num_heads, x);
+      } else {
+        kernels_.append_value(kv, page, lane, head - g.num_heads - g.num_kv_heads, x);
+      }
+    }
+  }
+}
+
+AttendArgs Program::attend_args(const Instr& instr, int row, int num_rows, int kv_head, int thread) {
+  const Buffer& qkv = buffers_[static_cast<size_t>(instr.in)];
+  return {&kv_[static_cast<size_t>(instr.layer)],
+          qkv.data.get() + static_cast<size_t>(row) * qkv.stride,
+          static_cast<size_t>(qkv.stride),
+          views_.data() + row,
+          num_rows,
+          geometry_.num_heads / geometry_.num_kv_heads,
+          kv_head,
+          scratch_[static_cast<size_t>(thread)].attend.get()};
+}
+
+void Program::store_heads(const Instr& instr, int row, int num_rows, int kv_head, const float* sum, const float* acc) {
+  const Buffer& out = buffers_[static_cast<size_t>(instr.out)];
+  const int group = geometry_.num_heads / geometry_.num_kv_heads, d = geometry_.head_dim, d_pad = round_up(d, 16);
+  for (int r = 0; r < num_rows; r++)
+    for (int h = 0; h < group; h++)
+      kernels_.divide(acc + static_cast<size_t>(r * group + h) * d_pad, sum[r * group + h], d,
+                      out.data.get() + static_cast<size_t>(row + r) * out.stride +
+                          static_cast<size_t>(kv_head * group + h) * d);
+}
+
+void Program::run_attention(const Instr& instr, int index, int thread) {
+  const bool is_split = !parts_.empty();
+  const int num = static_cast<int>(is_split ? parts_.size() : items_.size());
+  std::atomic<int>& next = next_item_[static_cast<size_t>(index)];
+  for (int i = next.fetch_add(1); i < num; i = next.fetch_add(1)) {
+    if (is_split)
+      attend_part(instr, parts_[static_cast<size_t>(i)], thread);
+    else
+      attend_item(instr, items_[static_cast<size_t>(i)], thread);
+  }
+}
+
+void Program::combine(const AttendArgs& args, int split, const Partial& part, const Partial& run) {
+  const size_t d_pad = static_cast<size_t>(args.kv->d_pad);
+  for (int p = 0; p < args.num_rows * args.group_heads; p++)
+    if (args.rows[p / args.group_heads].total_len() > split * kSplit)
+      kernels_.attend_combine(part.max[p], part.sum[p], part.acc + static_cast<size_t>(p) * d_pad, args.kv->d_pad,
+                              run.max + p, run.sum + p, run.acc + static_cast<size_t>(p) * d_pad);
+}
+
+void Program::attend_item(const Instr& instr, const AttendItem& item, int thread) {
+  const AttendArgs args = attend_args(instr, item.row, item.num_rows, item.kv_head, thread);
+  const Partial run = partial_at(args.scratch + attend_scratch_floats(geometry_.head_dim));
+  const Partial part = partial_at(run.max + partial_floats(args.kv->d_pad));
+  kernels_.attend_split(args, 0, run);
+  for (int split = 1; split < item.num_splits; split++) {
+    kernels_.attend_split(args, split, part);
+    combine(args, split, part, run);
+  }
+  store_heads(instr, item.row, item.num_rows, item.kv_head, run.sum, run.acc);
+}
+
+void Program::attend_part(const Instr& instr, const AttendPart& part, int thread) {
+  const AttendItem& item = items_[static_cast<size_t>(part.item)];
+  const AttendArgs args = attend_args(instr, item.row, item.num_rows, item.kv_head, thread);
+  const size_t stride = partial_floats(args.kv->d_pad);
+  float* partials = partials_.get() + static_cast<size_t>(item.first_part) * stride;
+  kernels_.attend_split(args, part.split, partial_at(partials + static_cast<size_t>(part.split) * stride));
+  // Whoever finishes an item's last part folds all of them, in order.
+  std::atomic<int>& pending = pending_[static_cast<size_t>(part.item)];
+  if (pending.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+  pending.store(item.num_splits, std::memory_order_relaxed);  // for the next layer
+  const Partial run = partial_at(partials);
+  for (int split = 1; split < item.num_splits; split++)
+    combine(args, split, partial_at(partials + static_cast<size_t>(split) * stride), run);
+  store_heads(instr, item.row, item.num_rows, item.kv_head, run.sum, run.acc);
+}
+
+}  // namespace forerun

@@ -1,0 +1,194 @@
+// The linear maps of a program: quantised inputs, tiles shared out over threads, epilogues.
+#include <algorithm>
+#include <cstring>
+
+#include "program.h"
+
+namespace forerun {
+
+constexpr size_t kTileCacheBytes = 24 << 10;  // tiles that are reused for several row blocks should stay in L1
+
+Program::Inputs Program::prepare(const Instr& instr, int thread, int num_rows, bool is_gathered) {
+  const bool is_private = num_rows <= kPrivateRows;
+  ThreadScratch& t = is_private ? scratch_[static_cast<size_t>(thread)] : shared_;
+  const Buffer& in = buffers_[static_cast<size_t>(instr.in)];
+  bool is_quantised = false;
+  for (int w : instr.weights) is_quantised |= matrices_[static_cast<size_t>(w)].format != Format::F32;
+  const bool is_amx = kernels_.has_amx && !is_private && is_quantised;
+  Inputs inputs;
+  inputs.acts = {t.codes.get(), t.scale.get(), t.scaled_sum.get(), t.bias.get(), num_rows, in.width,
+                 is_quantised ? in.width / kGroup : 0, is_amx ? kAmxRows : kBlockRows};
+  const bool is_direct = instr.norm < 0 && !is_gathered;
+  inputs.rows = is_direct ? in.data.get() : t.rows.get();
+  inputs.stride = static_cast<size_t>(is_direct ? in.stride : max_inputs_);
+  if (is_private) {
+    for (int row = 0; row < num_rows; row++) fill_inputs(instr, inputs, row, is_gathered);
+    return inputs;
+  }
+  const Range r = share(num_rows, thread, pool_.num_threads());
+  for (int row = r.begin; row < r.end; row++) fill_inputs(instr, inputs, row, is_gathered);
+  if (is_amx && r.end == num_rows) {  // rows that pad the last block
+    const int block = inputs.acts.num_blocks() - 1;
+    int8_t* codes = t.codes.get() + static_cast<size_t>(block) * kAmxRows * in.width;
+    for (int g = 0; g < inputs.acts.groups; g++)
+      for (int row = inputs.acts.block_size(block); row < kAmxRows; row++)
+        std::memset(codes + (static_cast<size_t>(g) * kAmxRows + row) * kGroup, 0, kGroup);
+  }
+  pool_.barrier();
+  return inputs;
+}
+
+void Program::fill_inputs(const Instr& instr, const Inputs& inputs, int row, bool is_gathered) {
+  const Buffer& in = buffers_[static_cast<size_t>(instr.in)];
+  const int source = is_gathered ? step_->logit_rows[row] : row;
+  const float* x = in.data.get() + static_cast<size_t>(source) * in.stride;
+  float* mine = const_cast<float*>(inputs.rows) + static_cast<size_t>(row) * inputs.stride;
+  if (instr.norm >= 0)
+    kernels_.rms_norm(x, vectors_[static_cast<size_t>(instr.norm)], instr.eps, in.width, mine);
+  else if (is_gathered)
+    std::memcpy(mine, x, sizeof(float) * static_cast<size_t>(in.stride));
+  const bool is_finite =
+      inputs.acts.groups > 0 ? kernels_.quantise_row(mine, inputs.acts, row) : kernels_.is_finite(mine, in.width);
+  if (!is_finite) flag_non_finite(instr, source);
+}
+
+int Program::tiles_at_once(const PackedMatrix& w, int num_rows) const {
+  if (num_rows <= kBlockRows) return kMaxTilesAtOnce;  // no reuse: long runs stream best
+  const size_t output_bytes = static_cast<size_t>(num_rows) * kTileRows * sizeof(float);
+  const size_t fits = std::min(kTileCacheBytes / w.tile_bytes, kOutputCacheBytes / output_bytes);
+  return std::clamp(static_cast<int>(fits), 1, kMaxTilesAtOnce);
+}
+
+void Program::multiply(const PackedMatrix& w, int tile, int num_tiles, const Inputs& in, int thread, float* out,
+                       size_t ldo) {
+  if (w.format != Format::F32) {
+    kernels_.gemm_quant(w, tile, num_tiles, in.acts, out, ldo, scratch_[static_cast<size_t>(thread)].unpacked.get());
+    return;
+  }
+  for (int r = 0; r < in.acts.rows; r += kBlockRows)
+    kernels_.gemm_f32(w, tile, num_tiles, in.rows + static_cast<size_t>(r) * in.stride, in.stride,
+                      std::min(kBlockRows, in.acts.rows - r), out + static_cast<size_t>(r) * ldo, ldo);
+}
+
+// out = residual + x, or x without a residual.
+void Program::store_sum(const float* residual, const float* x, int n, float* out) {
+  if (residual && n % kTileRows == 0) {
+    kernels_.add(residual, x, n, out);
+    return;
+  }
+  for (int i = 0; i < n; i++) out[i] = residual ? residual[i] + x[i] : x[i];
+}
+
+void Program::run_linear(const Instr& instr, int thread) {
+  const int num_rows = step_->num_rows, num_threads = pool_.num_threads();
+  const Inputs in = prepare(instr, thread, num_rows, false);
+  const Buffer& out = buffers_[static_cast<size_t>(instr.out)];
+  const size_t ldo = static_cast<size_t>(out.stride);
+  const float* residual = instr.residual < 0 ? nullptr : buffers_[static_cast<size_t>(instr.residual)].data.get();
+  float* scratch = scratch_[static_cast<size_t>(thread)].tiles.get();
+
+  // QKV whose heads are whole tiles is split by heads, so that a thread rotates and stores what it just made.
+  const bool is_qkv = instr.layer >= 0;
+  const int num_heads = geometry_.num_heads + 2 * geometry_.num_kv_heads;
+  const Range heads = share(num_heads, thread, num_threads);
+  const bool is_by_head = is_qkv && geometry_.head_dim % kTileRows == 0;
+  const int tiles_per_head = geometry_.head_dim / kTileRows;
+
+  int column = 0;
+  for (int index : instr.weights) {
+    const PackedMatrix& w = matrices_[static_cast<size_t>(index)];
+    Range tiles = share(w.tiles, thread, num_threads);
+    if (is_by_head) {
+      const int first = column / kTileRows;
+      tiles = {std::clamp(heads.begin * tiles_per_head - first, 0, w.tiles),
+               std::clamp(heads.end * tiles_per_head - first, 0, w.tiles)};
+    }
+    const int step = tiles_at_once(w, num_rows);
+    for (int tile = tiles.begin; tile < tiles.end; tile += step) {
+      const int n = std::min(step, tiles.end - tile);
+      const int valid = std::min(n * kTileRows, w.outputs - tile * kTileRows);
+      const size_t at = static_cast<size_t>(column) + static_cast<size_t>(tile) * kTileRows;
+      if (!residual && valid == n * kTileRows) {
+        multiply(w, tile, n, in, thread, out.data.get() + at, ldo);
+        continue;
+      }
+      const size_t lds = static_cast<size_t>(n) * kTileRows;
+      multiply(w, tile, n, in, thread, scratch, lds);
+      for (int r = 0; r < num_rows; r++) {
+        const size_t row = at + static_cast<size_t>(r) * ldo;
+        store_sum(residual ? residual + row : nullptr, scratch + static_cast<size_t>(r) * lds, valid,
+                  out.data.get() + row);
+      }
+    }
+    column += w.outputs;
+  }
+  if (is_qkv) {
+    if (!is_by_head) pool_.barrier();
+    rotate_and_append(instr, heads.begin, heads.end);
+  }
+}
+
+void Program::run_gated(const Instr& instr, int thread) {
+  const int num_rows = step_->num_rows;
+  const Inputs in = prepare(instr, thread, num_rows, false);
+  const Buffer& out = buffers_[static_cast<size_t>(instr.out)];
+  const PackedMatrix& gate = matrices_[static_cast<size_t>(instr.weights[0])];
+  const PackedMatrix& up = matrices_[static_cast<size_t>(instr.weights[1])];
+  float* a = scratch_[static_cast<size_t>(thread)].tiles.get();
+  const Range tiles = share(gate.tiles, thread, pool_.num_threads());
+  const int step = std::min(tiles_at_once(gate, num_rows), tiles_at_once(up, num_rows));
+  float* b = a + static_cast<size_t>(num_rows) * static_cast<size_t>(step) * kTileRows;
+  for (int tile = tiles.begin; tile < tiles.end; tile += step) {
+    const int n = std::min(step, tiles.end - tile);
+    const int valid = std::min(n * kTileRows, gate.outputs - tile * kTileRows);
+    const size_t lds = static_cast<size_t>(n) * kTileRows;
+    multiply(gate, tile, n, in, thread, a, lds);
+    multiply(up, tile, n, in, thread, b, lds);
+    for (int r = 0; r < num_rows; r++) {
+      float* row = out.data.get() + static_cast<size_t>(r) * out.stride + static_cast<size_t>(tile) * kTileRows;
+      float* from = a + static_cast<size_t>(r) * lds;
+      const bool is_whole = valid % kTileRows == 0;
+      kernels_.silu_mul(from, b + static_cast<size_t>(r) * lds, n * kTileRows, is_whole ? row : from);
+      if (!is_whole) std::memcpy(row, from, sizeof(float) * static_cast<size_t>(valid));
+    }
+  }
+}
+
+void Program::run_logits(const Instr& instr, int thread) {
+  const int num_rows = step_->num_logit_rows;
+  if (num_rows == 0) return;
+  const Inputs in = prepare(instr, thread, num_rows, true);
+  const PackedMatrix& w = matrices_[static_cast<size_t>(instr.weights[0])];
+  const size_t ldo = static_cast<size_t>(logit_stride());
+  const Range tiles = share(w.tiles, thread, pool_.num_threads());
+  const int step = tiles_at_once(w, num_rows);
+  for (int tile = tiles.begin; tile < tiles.end; tile += step)
+    multiply(w, tile, std::min(step, tiles.end - tile), in, thread,
+             logits_.get() + static_cast<size_t>(tile) * kTileRows, ldo);
+  // Each thread its own ids, then one thread the best of all: the first of equal maxima is the lowest id.
+  ThreadScratch& mine = scratch_[static_cast<size_t>(thread)];
+  const int first = tiles.begin * kTileRows, last = std::min(tiles.end * kTileRows, geometry_.vocab_size);
+  for (int r = 0; r < num_rows; r++) {
+    mine.best_id[static_cast<size_t>(r)] = -1;
+    if (first >= last) continue;
+    const int best = kernels_.argmax(logits_.get() + static_cast<size_t>(r) * ldo + first, last - first,
+                                     &mine.best_value[static_cast<size_t>(r)]);
+    if (best < 0)
+      flag_non_finite(instr, step_->logit_rows[r]);
+    else
+      mine.best_id[static_cast<size_t>(r)] = first + best;
+  }
+  pool_.barrier();
+  if (thread != 0) return;
+  for (size_t r = 0; r < static_cast<size_t>(num_rows); r++) {
+    argmax_[r] = -1;
+    float best = 0.0f;
+    for (const ThreadScratch& t : scratch_) {
+      if (t.best_id[r] < 0 || (argmax_[r] >= 0 && !(t.best_value[r] > best))) continue;
+      argmax_[r] = t.best_id[r];
+      best = t.best_value[r];
+    }
+  }
+}
+
+}  // namespace forerun

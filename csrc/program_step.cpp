@@ -1,0 +1,136 @@
+// One step: checks, plan, and the loop over instructions.
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+
+#include "program.h"
+
+namespace forerun {
+
+using Clock = std::chrono::steady_clock;
+
+void Program::validate(const StepArgs& s) const {
+  auto check = [](bool ok, const char* what) {
+    if (!ok) throw std::invalid_argument(what);
+  };
+  check(s.num_rows >= 1 && s.num_rows <= geometry_.max_rows, "a step needs between 1 and max_rows rows");
+  const int capacity = s.num_table_pages * kPageTokens;
+  for (int i = 0; i < s.num_seqs * s.num_table_pages; i++)
+    check(s.page_tables[i] >= 0 && s.page_tables[i] < geometry_.num_pages, "a page id is outside the pool");
+  const int max_position = geometry_.num_pages * kPageTokens;
+  for (int r = 0; r < s.num_rows; r++) {
+    check(s.token_ids[r] >= 0 && s.token_ids[r] < geometry_.vocab_size, "a token id is outside the vocabulary");
+    check(s.positions[r] >= 0 && s.positions[r] < max_position, "a position is outside the cache");
+    check(s.seq_ids[r] >= 0 && s.seq_ids[r] < s.num_seqs, "a row names no sequence");
+    check(s.slots[r] >= 0 && s.slots[r] < capacity, "a slot is outside the page table");
+    check(s.visible_len[r] >= 0 && s.visible_len[r] <= capacity, "a visible length is outside the page table");
+    const uint64_t mask = s.tail_mask[r];
+    check(s.visible_len[r] > 0 || mask != 0, "a row sees nothing");
+    if (mask)
+      check(s.tail_base[r] >= 0 && s.tail_base[r] <= capacity - 64 + __builtin_clzll(mask),
+            "an ancestor's slot is outside the page table");
+  }
+  for (int r = 0; r < s.num_logit_rows; r++)
+    check(s.logit_rows[r] >= 0 && s.logit_rows[r] < s.num_rows, "a logit row is outside the step");
+}
+
+void Program::allocate_scratch() {
+  if (shared_.rows) return;
+  auto fill = [&](ThreadScratch& t, int rows) {
+    const size_t n = static_cast<size_t>(rows) * static_cast<size_t>(max_inputs_);
+    t.rows = Array<float>(n);
+    t.codes = Array<int8_t>(n);
+    t.scale = Array<float>(n / kGroup);
+    t.scaled_sum = Array<float>(n / kGroup);
+    t.bias = Array<int32_t>(n / kGroup);
+  };
+  fill(shared_, round_up(geometry_.max_rows, kAmxRows));
+  const int d_pad = round_up(geometry_.head_dim, 16);
+  for (ThreadScratch& t : scratch_) {
+    fill(t, kPrivateRows);
+    // Two outputs (gate and up) of as many tiles as tiles_at_once allows.
+    const size_t few_rows = static_cast<size_t>(kBlockRows) * kMaxTilesAtOnce;
+    const size_t many_rows = std::max(static_cast<size_t>(geometry_.max_rows), kOutputCacheBytes / sizeof(float) / kTileRows);
+    t.tiles = Array<float>(2 * kTileRows * std::max(few_rows, many_rows));
+    t.unpacked = Array<uint8_t>(static_cast<size_t>(kTileRows) * static_cast<size_t>(max_inputs_));
+    t.attend = Array<float>(attend_scratch_floats(geometry_.head_dim) + 2 * partial_floats(d_pad));
+  }
+  num_counters_ = instrs_.size();
+  next_item_ = std::make_unique<std::atomic<int>[]>(num_counters_);
+}
+
+void Program::plan(const StepArgs& s) {
+  views_.clear();
+  for (int r = 0; r < s.num_rows; r++)
+    views_.push_back({s.positions[r], s.slots[r], s.visible_len[r], s.tail_base[r], s.tail_mask[r],
+                      s.page_tables + static_cast<size_t>(s.seq_ids[r]) * s.num_table_pages});
+  plan_attention(s);
+  for (size_t i = 0; i < num_counters_; i++) next_item_[i].store(0, std::memory_order_relaxed);
+  const size_t need = static_cast<size_t>(s.num_logit_rows) * static_cast<size_t>(logit_stride());
+  if (need > logits_capacity_) {
+    logits_ = Array<float>(need);
+    logits_capacity_ = need;
+  }
+  argmax_.resize(static_cast<size_t>(s.num_logit_rows));
+  for (ThreadScratch& t : scratch_) {
+    t.best_value.resize(static_cast<size_t>(s.num_logit_rows));
+    t.best_id.resize(static_cast<size_t>(s.num_logit_rows));
+  }
+  non_finite_.store(-1);
+}
+
+int Program::longest_context(int row, int num_rows) const {
+  int longest = 0;
+  for (int r = row; r < row + num_rows; r++) longest = std::max(longest, views_[static_cast<size_t>(r)].total_len());
+  return longest;
+}
+
+void Program::forward(const StepArgs& step) {
+  validate(step);
+  allocate_scratch();
+  plan(step);
+  step_ = &step;
+  pool_.run([this](int thread) { execute(thread); });
+  step_ = nullptr;
+  const int64_t bad = non_finite_.load();
+  if (bad >= 0) {
+    const Instr& instr = instrs_[static_cast<size_t>(bad >> 32)];
+    int layer = 0;  // linear maps between two attentions belong to the layer of the later Linear that names one
+    for (size_t i = 0; i <= static_cast<size_t>(bad >> 32); i++) layer = std::max(layer, instrs_[i].layer);
+    throw std::runtime_error("non-finite activations in layer " + std::to_string(layer) + ", row " +
+                             std::to_string(bad & 0xffffffff) + (instr.op == Op::Logits ? ", at the LM head" : ""));
+  }
+}
+
+void Program::execute(int thread) {
+  for (size_t i = 0; i < instrs_.size(); i++) {
+    const Instr& instr = instrs_[i];
+    const Clock::time_point begin = is_profiling_ && thread == 0 ? Clock::now() : Clock::time_point{};
+    switch (instr.op) {
+      case Op::Embed: run_embed(instr, thread); break;
+      case Op::Linear:
+      case Op::LinearAdd: run_linear(instr, thread); break;
+      case Op::Gated: run_gated(instr, thread); break;
+      case Op::Attention: run_attention(instr, static_cast<int>(i), thread); break;
+      case Op::Logits: run_logits(instr, thread); break;
+    }
+    pool_.barrier();
+    if (is_profiling_ && thread == 0)
+      profile_s_[static_cast<size_t>(instr.op)] += std::chrono::duration<double>(Clock::now() - begin).count();
+  }
+}
+
+void Program::flag_non_finite(const Instr& instr, int row) {
+  int64_t none = -1;
+  non_finite_.compare_exchange_strong(none, (static_cast<int64_t>(&instr - instrs_.data()) << 32) | row);
+}
+
+void Program::run_embed(const Instr& instr, int thread) {
+  const PackedMatrix& table = matrices_[static_cast<size_t>(instr.weights[0])];
+  Buffer& out = buffers_[static_cast<size_t>(instr.out)];
+  const Range r = share(step_->num_rows, thread, pool_.num_threads());
+  for (int row = r.begin; row < r.end; row++)
+    kernels_.dequantise_row(table, step_->token_ids[row], out.data.get() + static_cast<size_t>(row) * out.stride);
+}
+
+}  // namespace forerun
