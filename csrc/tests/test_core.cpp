@@ -445,12 +445,20 @@ void test_argmax() {
     for (int round = 0; round < 20; round++) {
       std::vector<float> x(static_cast<size_t>(n));
       for (float& v : x) v = round % 2 ? rng.bell() : static_cast<float>(rng.between(-2, 2));  // many ties
-      if (round % 5 == 1) x.assign(x.size(), -kInf);
       const int want = static_cast<int>(std::max_element(x.begin(), x.end()) - x.begin());
       for (const KernelTable* table : all_tables()) {
         float value = kSentinel;
         CHECK(table->argmax(x.data(), n, &value) == want, "%s, n %d", table->name, n);
         CHECK(value == x[static_cast<size_t>(want)], "%s, n %d", table->name, n);
+      }
+      const float bad[] = {kInf, -kInf, std::numeric_limits<float>::quiet_NaN()};
+      x[static_cast<size_t>(rng.between(0, n - 1))] = bad[round % 3];
+      for (const KernelTable* table : all_tables()) {
+        float value;
+        CHECK(table->argmax(x.data(), n, &value) == -1, "%s, n %d", table->name, n);
+        x.resize(static_cast<size_t>(round_up(n, 16)), 0.0f);  // what is_finite may read
+        CHECK(!table->is_finite(x.data(), n), "%s, n %d", table->name, n);
+        x.resize(static_cast<size_t>(n));
       }
     }
   }
