@@ -39,6 +39,7 @@ Program::Program(const Geometry& geometry, const std::vector<double>& inv_freq, 
     }
   }
   profile_s_.assign(kNumOps, 0.0);
+  argmax_.reserve(static_cast<size_t>(g.max_rows));  // never moves: callers hold views of it
 }
 
 int Program::add_matrix(SourceFormat source, int outputs, int inputs, const uint8_t* data, const int32_t* rows) {

@@ -171,6 +171,7 @@ class Program {
   ThreadScratch shared_;  // inputs of a pass with many rows
   Array<float> logits_;
   size_t logits_capacity_ = 0;
+  std::vector<Array<float>> outgrown_logits_;  // callers may still hold views of them
   std::vector<int32_t> argmax_;
 
   // The step that is running.
@@ -184,7 +185,8 @@ class Program {
   size_t partials_capacity_ = 0;
   std::unique_ptr<std::atomic<int>[]> next_item_;
   size_t num_counters_ = 0;
-  std::atomic<int64_t> non_finite_{-1};  // instruction * 2^32 + row of the first seen
+  static constexpr int64_t kAllFinite = INT64_MAX;
+  std::atomic<int64_t> non_finite_{kAllFinite};  // least instruction * 2^32 + row that was seen
 
   bool is_profiling_ = false;
   std::vector<double> profile_s_;

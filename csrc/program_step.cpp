@@ -68,15 +68,17 @@ void Program::plan(const StepArgs& s) {
   for (size_t i = 0; i < num_counters_; i++) next_item_[i].store(0, std::memory_order_relaxed);
   const size_t need = static_cast<size_t>(s.num_logit_rows) * static_cast<size_t>(logit_stride());
   if (need > logits_capacity_) {
-    logits_ = Array<float>(need);
-    logits_capacity_ = need;
+    // Twice as many at least, so that what is outgrown stays less than what is in use.
+    logits_capacity_ = std::max(need, 2 * logits_capacity_);
+    if (logits_) outgrown_logits_.push_back(std::move(logits_));
+    logits_ = Array<float>(logits_capacity_);
   }
   argmax_.resize(static_cast<size_t>(s.num_logit_rows));
   for (ThreadScratch& t : scratch_) {
     t.best_value.resize(static_cast<size_t>(s.num_logit_rows));
     t.best_id.resize(static_cast<size_t>(s.num_logit_rows));
   }
-  non_finite_.store(-1);
+  non_finite_.store(kAllFinite);
 }
 
 int Program::longest_context(int row, int num_rows) const {
@@ -93,7 +95,7 @@ void Program::forward(const StepArgs& step) {
   pool_.run([this](int thread) { execute(thread); });
   step_ = nullptr;
   const int64_t bad = non_finite_.load();
-  if (bad >= 0) {
+  if (bad != kAllFinite) {
     const Instr& instr = instrs_[static_cast<size_t>(bad >> 32)];
     int layer = 0;  // linear maps between two attentions belong to the layer of the later Linear that names one
     for (size_t i = 0; i <= static_cast<size_t>(bad >> 32); i++) layer = std::max(layer, instrs_[i].layer);
@@ -121,8 +123,10 @@ void Program::execute(int thread) {
 }
 
 void Program::flag_non_finite(const Instr& instr, int row) {
-  int64_t none = -1;
-  non_finite_.compare_exchange_strong(none, (static_cast<int64_t>(&instr - instrs_.data()) << 32) | row);
+  const int64_t mine = (static_cast<int64_t>(&instr - instrs_.data()) << 32) | row;
+  int64_t least = non_finite_.load();
+  while (mine < least && !non_finite_.compare_exchange_weak(least, mine)) {
+  }
 }
 
 void Program::run_embed(const Instr& instr, int thread) {
