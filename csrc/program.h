@@ -14,9 +14,10 @@
 
 namespace forerun {
 
-// Up to this many rows every thread prepares the inputs of a matrix for itself, which is cheaper than a barrier.
+// Up to this many rows and values every thread prepares a matrix's inputs for itself, which is cheaper than a barrier.
 constexpr int kPrivateRows = 16;
-constexpr int kMaxTilesAtOnce = 8;
+constexpr int kPrivateValues = 8192;
+constexpr int kMaxTilesAtOnce = 12;  // a multiple of every number of tiles that a microkernel takes
 constexpr size_t kOutputCacheBytes = 64 << 10;  // what a run of tiles makes waits for its epilogue in L2
 
 enum class Op : int { Embed = 0, Linear = 1, Attention = 2, LinearAdd = 3, Gated = 4, Logits = 5 };

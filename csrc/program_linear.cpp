@@ -9,12 +9,12 @@ namespace forerun {
 constexpr size_t kTileCacheBytes = 24 << 10;  // tiles that are reused for several row blocks should stay in L1
 
 Program::Inputs Program::prepare(const Instr& instr, int thread, int num_rows, bool is_gathered) {
-  const bool is_private = num_rows <= kPrivateRows;
-  ThreadScratch& t = is_private ? scratch_[static_cast<size_t>(thread)] : shared_;
   const Buffer& in = buffers_[static_cast<size_t>(instr.in)];
+  const bool is_private = num_rows <= kPrivateRows && num_rows * in.width <= kPrivateValues;
+  ThreadScratch& t = is_private ? scratch_[static_cast<size_t>(thread)] : shared_;
   bool is_quantised = false;
   for (int w : instr.weights) is_quantised |= matrices_[static_cast<size_t>(w)].format != Format::F32;
-  const bool is_amx = kernels_.has_amx && !is_private && is_quantised;
+  const bool is_amx = kernels_.has_amx && num_rows > kPrivateRows && is_quantised;
   Inputs inputs;
   inputs.acts = {t.codes.get(), t.scale.get(), t.scaled_sum.get(), t.bias.get(), num_rows, in.width,
                  is_quantised ? in.width / kGroup : 0, is_amx ? kAmxRows : kBlockRows};

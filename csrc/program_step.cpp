@@ -30,6 +30,7 @@ void Program::validate(const StepArgs& s) const {
       check(s.tail_base[r] >= 0 && s.tail_base[r] <= capacity - 64 + __builtin_clzll(mask),
             "an ancestor's slot is outside the page table");
   }
+  check(s.num_logit_rows <= s.num_rows, "there are more logit rows than rows");
   for (int r = 0; r < s.num_logit_rows; r++)
     check(s.logit_rows[r] >= 0 && s.logit_rows[r] < s.num_rows, "a logit row is outside the step");
 }
