@@ -14,9 +14,9 @@
 
 namespace forerun {
 
-// Up to this many rows and values every thread prepares a matrix's inputs for itself, which is cheaper than a barrier.
+// Up to this many rows every thread prepares a matrix's inputs for itself, which is cheaper than a barrier and than
+// fetching what another core has written.
 constexpr int kPrivateRows = 16;
-constexpr int kPrivateValues = 8192;
 constexpr int kMaxTilesAtOnce = 12;  // a multiple of every number of tiles that a microkernel takes
 constexpr size_t kOutputCacheBytes = 64 << 10;  // what a run of tiles makes waits for its epilogue in L2
 

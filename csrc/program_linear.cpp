@@ -10,7 +10,7 @@ constexpr size_t kTileCacheBytes = 24 << 10;  // tiles that are reused for sever
 
 Program::Inputs Program::prepare(const Instr& instr, int thread, int num_rows, bool is_gathered) {
   const Buffer& in = buffers_[static_cast<size_t>(instr.in)];
-  const bool is_private = num_rows <= kPrivateRows && num_rows * in.width <= kPrivateValues;
+  const bool is_private = num_rows <= kPrivateRows;
   ThreadScratch& t = is_private ? scratch_[static_cast<size_t>(thread)] : shared_;
   bool is_quantised = false;
   for (int w : instr.weights) is_quantised |= matrices_[static_cast<size_t>(w)].format != Format::F32;
