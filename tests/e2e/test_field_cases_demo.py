@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import statistics
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -61,24 +57,3 @@ def test_f027_emoji_and_other_scripts_are_streamed_whole(llm: LLM, spec: str) ->
     assert "日本語" in completion.text
     assert completion.text.rstrip("\N{REPLACEMENT CHARACTER}").count("\N{REPLACEMENT CHARACTER}") == 0
     assert all("\N{REPLACEMENT CHARACTER}" not in piece for piece in shown[:-1])
-
-
-_FRESH_START = """
-import json, time
-from forerun import LLM, SamplingParams
-llm = LLM("demo", threads=1, max_model_len=512)
-cpu_s = []
-for number in range(5):
-    began = time.process_time()
-    params = SamplingParams(max_tokens=6, temperature=0.8, seed=1, logprobs=5)
-    llm.generate(f"Request {number}: the boats leave at six and the boats", params, speculation="ngram")
-    cpu_s.append(time.process_time() - began)
-print(json.dumps(cpu_s))
-"""
-
-
-def test_f062_the_first_request_costs_what_later_ones_cost(llm: LLM) -> None:
-    """Counted in processor time of a fresh process, which other work on the machine does not change."""
-    output = subprocess.run([sys.executable, "-c", _FRESH_START], capture_output=True, text=True, check=True).stdout
-    first, *later = json.loads(output)
-    assert first < 2 * statistics.median(later)
