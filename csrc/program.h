@@ -97,7 +97,7 @@ class Program {
  private:
   struct Buffer {
     int width;   // as declared
-    int stride;  // padded to 16
+    int stride;  // floats from one row to the next, above the width
     Array<float> data;
   };
   struct ThreadScratch {

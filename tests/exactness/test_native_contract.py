@@ -28,7 +28,7 @@ from forerun.ops.base import AttentionSpec, KvType, Weight
 from forerun.ops.formats import dequantize
 from forerun.ops.native import ISA_VARIABLE, NativeExecutor
 from forerun.types import Batch
-from tests.helpers.gguf_files import tiny_llama_tensors, write_gguf, write_tiny_llama
+from tests.helpers.gguf_files import tiny_llama_metadata, tiny_llama_tensors, write_gguf, write_tiny_llama
 from tests.helpers.native import MAX_ROWS, NUM_PAGES, assert_same_bits, native, text_logits
 from tests.helpers.toy_llama import chain_batch, f32_weight, merge_batches, pages_for, tree_batch
 
@@ -619,16 +619,7 @@ def poison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in list(tensors):
         if name.endswith(("attn_output.weight", "ffn_down.weight")):
             tensors[name][63] = 0  # the layers leave the last channel alone
-    metadata = {
-        "llama.block_count": 2,
-        "llama.context_length": 512,
-        "llama.embedding_length": 64,
-        "llama.feed_forward_length": 128,
-        "llama.attention.head_count": 4,
-        "llama.attention.head_count_kv": 2,
-        "llama.attention.layer_norm_rms_epsilon": EPS,
-        "llama.rope.freq_base": 10000.0,
-    }
+    metadata = tiny_llama_metadata(vocab_size=VOCAB, context_length=512)
     return write_gguf(tmp_path_factory.mktemp("poison") / "model.gguf", metadata, tensors, vocab_size=VOCAB)
 
 

@@ -109,6 +109,31 @@ def tiny_llama_tensors(
     return tensors
 
 
+def tiny_llama_metadata(
+    *,
+    num_layers: int = 2,
+    hidden_size: int = 64,
+    intermediate_size: int = 128,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    vocab_size: int = 320,
+    context_length: int = 256,
+) -> dict[str, Any]:
+    """The sizes of such a model as a file states them; for files whose tensors a test has changed."""
+    return {
+        "llama.block_count": num_layers,
+        "llama.context_length": context_length,
+        "llama.embedding_length": hidden_size,
+        "llama.feed_forward_length": intermediate_size,
+        "llama.attention.head_count": num_heads,
+        "llama.attention.head_count_kv": num_kv_heads,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.freq_base": 10000.0,
+        "llama.rope.dimension_count": hidden_size // num_heads,
+        "llama.vocab_size": vocab_size,
+    }
+
+
 def write_tiny_llama(
     path: str | Path,
     *,
@@ -152,18 +177,15 @@ def write_tiny_llama(
         tied=tied,
         seed=seed,
     )
-    metadata = {
-        "llama.block_count": num_layers,
-        "llama.context_length": context_length,
-        "llama.embedding_length": hidden_size,
-        "llama.feed_forward_length": intermediate_size,
-        "llama.attention.head_count": num_heads,
-        "llama.attention.head_count_kv": num_kv_heads,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "llama.rope.freq_base": 10000.0,
-        "llama.rope.dimension_count": hidden_size // num_heads,
-        "llama.vocab_size": vocab_size,
-    }
+    metadata = tiny_llama_metadata(
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        vocab_size=vocab_size,
+        context_length=context_length,
+    )
     formats = dict.fromkeys(("token_embd.weight", "output.weight"), head_fmt or fmt)
     return write_gguf(path, metadata, tensors, fmt=fmt, formats=formats, vocab_size=vocab_size)
 

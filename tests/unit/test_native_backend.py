@@ -24,7 +24,7 @@ from forerun.ops.native import (
     half_split_rows,
 )
 from forerun.types import Batch
-from tests.helpers.gguf_files import tiny_llama_tensors, write_gguf, write_tiny_llama
+from tests.helpers.gguf_files import tiny_llama_metadata, tiny_llama_tensors, write_gguf, write_tiny_llama
 from tests.helpers.native import assert_same_bits, executor_config, loaded, native, text_logits
 from tests.helpers.toy_llama import ToyLlama, chain_batch, f32_weight, merge_batches, pages_for
 
@@ -332,16 +332,7 @@ def poisoned(folder: Path, fmt: str, tensor: str) -> Path:
     """A model with one NaN: in row 9 of a matrix, which for the embedding is token 9 alone, or in a norm."""
     tensors = tiny_llama_tensors(vocab_size=VOCAB, tied=False)
     tensors[tensor][(9, 3) if tensors[tensor].ndim > 1 else 3] = np.nan
-    metadata = {
-        "llama.block_count": 2,
-        "llama.context_length": 512,
-        "llama.embedding_length": 64,
-        "llama.feed_forward_length": 128,
-        "llama.attention.head_count": 4,
-        "llama.attention.head_count_kv": 2,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "llama.rope.freq_base": 10000.0,
-    }
+    metadata = tiny_llama_metadata(vocab_size=VOCAB, context_length=512)
     with np.errstate(invalid="ignore"):  # the quantiser turns a NaN into some code, and its scale into NaN
         return write_gguf(folder / "model.gguf", metadata, tensors, fmt=fmt, vocab_size=VOCAB)
 
