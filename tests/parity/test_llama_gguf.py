@@ -12,7 +12,7 @@ from forerun.models.loader import load_model
 from forerun.ops.base import ExecutorConfig
 from forerun.ops.formats import FORMATS
 from forerun.ops.torch import TorchExecutor
-from tests.helpers.gguf_files import tiny_llama_tensors, write_gguf, write_tiny_llama
+from tests.helpers.gguf_files import tiny_llama_metadata, tiny_llama_tensors, write_gguf, write_tiny_llama
 from tests.helpers.toy_llama import chain_batch, pages_for
 
 EPS = 1e-5
@@ -97,16 +97,8 @@ def test_f057_file_logits_equal_those_of_the_training_layout(
         else values
         for name, values in tensors.items()
     }
-    metadata = {
-        "llama.block_count": 2,
-        "llama.context_length": 256,
-        "llama.embedding_length": 64,
-        "llama.feed_forward_length": 128,
-        "llama.attention.head_count": num_heads,
-        "llama.attention.head_count_kv": num_kv_heads,
-        "llama.attention.layer_norm_rms_epsilon": EPS,
-        "llama.rope.freq_base": 500.0,  # so that every pair turns visibly within the test's positions
-    }
+    metadata = tiny_llama_metadata(num_heads=num_heads, num_kv_heads=num_kv_heads)
+    metadata["llama.rope.freq_base"] = 500.0  # so that every pair turns visibly within the test's positions
     path = write_gguf(tmp_path / "model.gguf", metadata, in_file, fmt=fmt)
     token_ids = np.random.default_rng(5).integers(0, 320, NUM_TOKENS).tolist()
     stored = {name: rounded(values, fmt) for name, values in tensors.items()}
