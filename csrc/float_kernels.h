@@ -48,16 +48,32 @@ void exp_f32(const float* x, int n, float* out) {
   for (int i = 0; i < n; i++) out[i] = exp_scalar<V>(x[i]);
 }
 
-template <class V>
-void rms_norm(const float* x, const float* w, float eps, int n, float* out) {
-  V acc = V::set1(0.0f);
+// R rows at a time: one row's chain of sums would wait for itself.
+template <class V, int R>
+inline void rms_norm_rows(const float* const* x, const float* w, float eps, int n, float* out, size_t ldo) {
+  V acc[R];
+  for (int r = 0; r < R; r++) acc[r] = V::set1(0.0f);
   for (int i = 0; i < n; i += 16) {
-    V v = V::load(x + i);
-    acc = fma(v, v, acc);
+    for (int r = 0; r < R; r++) {
+      V v = V::load(x[r] + i);
+      acc[r] = fma(v, v, acc[r]);
+    }
   }
-  float mean = reduce_add(acc) / static_cast<float>(n);
-  V inv = V::set1(1.0f / std::sqrt(mean + eps));
-  for (int i = 0; i < n; i += 16) mul(mul(V::load(x + i), inv), V::load(w + i)).store(out + i);
+  for (int r = 0; r < R; r++) {
+    float mean = reduce_add(acc[r]) / static_cast<float>(n);
+    acc[r] = V::set1(1.0f / std::sqrt(mean + eps));
+  }
+  for (int i = 0; i < n; i += 16) {
+    V weight = V::load(w + i);
+    for (int r = 0; r < R; r++) mul(mul(V::load(x[r] + i), acc[r]), weight).store(out + static_cast<size_t>(r) * ldo + i);
+  }
+}
+
+template <class V>
+void rms_norm(const float* const* x, int num_rows, const float* w, float eps, int n, float* out, size_t ldo) {
+  int r = 0;
+  for (; r + 4 <= num_rows; r += 4) rms_norm_rows<V, 4>(x + r, w, eps, n, out + static_cast<size_t>(r) * ldo, ldo);
+  for (; r < num_rows; r++) rms_norm_rows<V, 1>(x + r, w, eps, n, out + static_cast<size_t>(r) * ldo, ldo);
 }
 
 template <class V>
@@ -99,6 +115,14 @@ bool quantise_row(const float* x, const Acts& acts, int row) {
     acts.bias[at + static_cast<size_t>(g) * mr] = -128 * sum;
   }
   return is_finite;
+}
+
+template <class V>
+uint32_t quantise_rows(const float* x, size_t ldx, int num_rows, const Acts& acts, int row) {
+  uint32_t non_finite = 0;
+  for (int r = 0; r < num_rows; r++)
+    if (!quantise_row<V>(x + static_cast<size_t>(r) * ldx, acts, row + r)) non_finite |= 1u << r;
+  return non_finite;
 }
 
 template <class V>
@@ -509,7 +533,7 @@ bool is_finite(const float* x, int n) {
 }
 
 template <class V>
-int argmax(const float* x, int n, float* value) {
+bool largest(const float* x, int n, float* value) {
   float top = x[0];
   V sums = V::set1(0.0f);  // of 0 * x: a NaN once one value is not finite
   int i = 0;
@@ -528,10 +552,7 @@ int argmax(const float* x, int n, float* value) {
     sum += 0.0f * x[i];
   }
   *value = top;
-  if (sum != 0.0f) return -1;
-  for (int k = 0; k < n; k++)
-    if (x[k] == top) return k;
-  return -1;
+  return sum == 0.0f;
 }
 
 // ---- float weights -------------------------------------------------------------------------------------------------
@@ -609,7 +630,7 @@ KernelTable float_kernel_table(const char* name) {
   KernelTable table{};
   table.name = name;
   table.rms_norm = rms_norm<V>;
-  table.quantise_row = quantise_row<V>;
+  table.quantise_rows = quantise_rows<V>;
   table.gemm_f32 = gemm_f32<V>;
   table.is_finite = is_finite<V>;
   table.dequantise_row = dequantise_row;
@@ -621,7 +642,7 @@ KernelTable float_kernel_table(const char* name) {
   table.divide = divide<V>;
   table.attend_split = attend_split<V>;
   table.attend_combine = attend_combine<V>;
-  table.argmax = argmax<V>;
+  table.largest = largest<V>;
   table.exp_f32 = exp_f32<V>;
   return table;
 }

@@ -8,10 +8,12 @@ struct KernelTable {
   const char* name;
   bool has_amx;
 
-  // out[i] = x[i] * inv * w[i], inv = 1 / sqrt(mean(x^2) + eps); n floats, buffers readable and zero up to a multiple of 16.
-  void (*rms_norm)(const float* x, const float* w, float eps, int n, float* out);
-  // Quantises row `row` of `acts` from x[inputs]. Returns false when x holds a NaN or an infinity.
-  bool (*quantise_row)(const float* x, const Acts& acts, int row);
+  // Row by row out[i] = x[i] * inv * w[i], inv = 1 / sqrt(mean(x^2) + eps); n floats, buffers readable and zero up to a
+  // multiple of 16. The rows of x lie anywhere, those of out ldo floats apart; num_rows <= kBlockRows.
+  void (*rms_norm)(const float* const* x, int num_rows, const float* w, float eps, int n, float* out, size_t ldo);
+  // Quantises rows [row, row + num_rows) of `acts`, all rows of one block or eight of an AMX block, from x with ldx floats
+  // from one to the next. Bit i of the result: row i holds a NaN or an infinity.
+  uint32_t (*quantise_rows)(const float* x, size_t ldx, int num_rows, const Acts& acts, int row);
   // All rows of `acts` times tiles [tile, tile + num_tiles): out[row * ldo + 16 * i + lane]. `scratch` holds
   // kTileRows * inputs bytes, 64-byte aligned.
   void (*gemm_quant)(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts, float* out, size_t ldo,
@@ -39,8 +41,8 @@ struct KernelTable {
   // Folds `part` of one pair into the running (max, sum, acc[d_pad]).
   void (*attend_combine)(float part_max, float part_sum, const float* part_acc, int d_pad, float* run_max, float* run_sum,
                          float* run_acc);
-  // Index of the largest of x[0, n), lowest index on ties; -1 when one is a NaN or an infinity. n >= 1.
-  int (*argmax)(const float* x, int n, float* value);
+  // The largest of x[0, n), n >= 1. Returns false when one is a NaN or an infinity.
+  bool (*largest)(const float* x, int n, float* value);
   // exp of x[0, n), for tests.
   void (*exp_f32)(const float* x, int n, float* out);
 };

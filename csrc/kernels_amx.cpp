@@ -4,6 +4,7 @@
 #include "simd_avx512.h"
 #include "float_kernels.h"
 #include "gemm_avx512vnni.h"
+#include "quantise_avx512.h"
 
 namespace forerun {
 namespace {
@@ -202,6 +203,7 @@ void gemm_quant(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts
 
 KernelTable make_table() {
   KernelTable table = float_kernel_table<avx512::V16>("amx");
+  table.quantise_rows = quantise_rows_avx512;
   table.gemm_quant = gemm_quant;
   table.has_amx = true;
   return table;

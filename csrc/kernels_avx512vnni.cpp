@@ -3,12 +3,14 @@
 #include "simd_avx512.h"
 #include "float_kernels.h"
 #include "gemm_avx512vnni.h"
+#include "quantise_avx512.h"
 
 namespace forerun {
 namespace {
 
 KernelTable make_table() {
   KernelTable table = float_kernel_table<avx512::V16>("avx512vnni");
+  table.quantise_rows = quantise_rows_avx512;
   table.gemm_quant = gemm_quads;
   return table;
 }

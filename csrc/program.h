@@ -100,6 +100,11 @@ class Program {
     int stride;  // floats from one row to the next, above the width
     Array<float> data;
   };
+  // The largest of some logits, the lowest id among equals.
+  struct Best {
+    float value = 0.0f;
+    int id = -1;
+  };
   struct ThreadScratch {
     Array<float> rows;     // [kPrivateRows][max_inputs] normalised inputs
     Array<int8_t> codes;
@@ -108,8 +113,7 @@ class Program {
     Array<float> tiles;    // outputs that wait for their epilogue
     Array<uint8_t> unpacked;  // one tile's codes as bytes
     Array<float> attend;   // attend_scratch_floats, then a Partial and a running Partial
-    std::vector<float> best_value;
-    std::vector<int> best_id;
+    std::vector<Best> best;   // per logit row, of the ids that are the thread's
   };
   // What a linear map reads: float rows and, when a matrix is quantised, their codes.
   struct Inputs {
@@ -137,7 +141,7 @@ class Program {
   void allocate_scratch();
   void execute(int thread);
   Inputs prepare(const Instr& instr, int thread, int num_rows, bool is_gathered);
-  void fill_inputs(const Instr& instr, const Inputs& inputs, int row, bool is_gathered);
+  void fill_inputs(const Instr& instr, const Inputs& inputs, int row, int num_rows, bool is_gathered);
   void multiply(const PackedMatrix& w, int tile, int num_tiles, const Inputs& in, int thread, float* out, size_t ldo);
   void store_sum(const float* residual, const float* x, int n, float* out);
   int tiles_at_once(const PackedMatrix& w, int num_rows) const;
@@ -145,6 +149,7 @@ class Program {
   void run_linear(const Instr& instr, int thread);
   void run_gated(const Instr& instr, int thread);
   void run_logits(const Instr& instr, int thread);
+  void keep_best(const Instr& instr, int row, int id, int n, Best* best);
   void rotate_and_append(const Instr& instr, int head_begin, int head_end);
   void run_attention(const Instr& instr, int index, int thread);
   void attend_item(const Instr& instr, const AttendItem& item, int thread);

@@ -21,13 +21,12 @@ Program::Inputs Program::prepare(const Instr& instr, int thread, int num_rows, b
   const bool is_direct = instr.norm < 0 && !is_gathered;
   inputs.rows = is_direct ? in.data.get() : t.rows.get();
   inputs.stride = static_cast<size_t>(is_direct ? in.stride : max_inputs_);
-  if (is_private) {
-    for (int row = 0; row < num_rows; row++) fill_inputs(instr, inputs, row, is_gathered);
-    return inputs;
-  }
-  const Range r = share(num_rows, thread, pool_.num_threads());
-  for (int row = r.begin; row < r.end; row++) fill_inputs(instr, inputs, row, is_gathered);
-  if (is_amx && r.end == num_rows) {  // rows that pad the last block
+  const int num_fills = (num_rows + kBlockRows - 1) / kBlockRows;
+  const Range r = is_private ? Range{0, num_fills} : share(num_fills, thread, pool_.num_threads());
+  for (int i = r.begin; i < r.end; i++)
+    fill_inputs(instr, inputs, i * kBlockRows, std::min(kBlockRows, num_rows - i * kBlockRows), is_gathered);
+  if (is_private) return inputs;
+  if (is_amx && r.end == num_fills) {  // rows that pad the last block
     const int block = inputs.acts.num_blocks() - 1;
     int8_t* codes = t.codes.get() + static_cast<size_t>(block) * kAmxRows * in.width;
     for (int g = 0; g < inputs.acts.groups; g++)
@@ -38,18 +37,30 @@ Program::Inputs Program::prepare(const Instr& instr, int thread, int num_rows, b
   return inputs;
 }
 
-void Program::fill_inputs(const Instr& instr, const Inputs& inputs, int row, bool is_gathered) {
+// Rows [row, row + num_rows), at most kBlockRows, of what a linear map reads.
+void Program::fill_inputs(const Instr& instr, const Inputs& inputs, int row, int num_rows, bool is_gathered) {
   const Buffer& in = buffers_[static_cast<size_t>(instr.in)];
-  const int source = is_gathered ? step_->logit_rows[row] : row;
-  const float* x = in.data.get() + static_cast<size_t>(source) * in.stride;
+  const float* x[kBlockRows];
+  for (int i = 0; i < num_rows; i++) {
+    const int source = is_gathered ? step_->logit_rows[row + i] : row + i;
+    x[i] = in.data.get() + static_cast<size_t>(source) * in.stride;
+  }
   float* mine = const_cast<float*>(inputs.rows) + static_cast<size_t>(row) * inputs.stride;
   if (instr.norm >= 0)
-    kernels_.rms_norm(x, vectors_[static_cast<size_t>(instr.norm)], instr.eps, in.width, mine);
+    kernels_.rms_norm(x, num_rows, vectors_[static_cast<size_t>(instr.norm)], instr.eps, in.width, mine, inputs.stride);
   else if (is_gathered)
-    std::memcpy(mine, x, sizeof(float) * static_cast<size_t>(in.stride));
-  const bool is_finite =
-      inputs.acts.groups > 0 ? kernels_.quantise_row(mine, inputs.acts, row) : kernels_.is_finite(mine, in.width);
-  if (!is_finite) flag_non_finite(instr, source);
+    for (int i = 0; i < num_rows; i++)
+      std::memcpy(mine + static_cast<size_t>(i) * inputs.stride, x[i], sizeof(float) * static_cast<size_t>(in.stride));
+  uint32_t non_finite = 0;
+  if (inputs.acts.groups > 0)
+    non_finite = kernels_.quantise_rows(mine, inputs.stride, num_rows, inputs.acts, row);
+  else
+    for (int i = 0; i < num_rows; i++)
+      if (!kernels_.is_finite(mine + static_cast<size_t>(i) * inputs.stride, in.width)) non_finite |= 1u << i;
+  for (; non_finite; non_finite &= non_finite - 1) {
+    const int bad = row + __builtin_ctz(non_finite);
+    flag_non_finite(instr, is_gathered ? step_->logit_rows[bad] : bad);
+  }
 }
 
 int Program::tiles_at_once(const PackedMatrix& w, int num_rows) const {
@@ -162,33 +173,37 @@ void Program::run_logits(const Instr& instr, int thread) {
   const size_t ldo = static_cast<size_t>(logit_stride());
   const Range tiles = share(w.tiles, thread, pool_.num_threads());
   const int step = tiles_at_once(w, num_rows);
-  for (int tile = tiles.begin; tile < tiles.end; tile += step)
-    multiply(w, tile, std::min(step, tiles.end - tile), in, thread,
-             logits_.get() + static_cast<size_t>(tile) * kTileRows, ldo);
-  // Each thread its own ids, then one thread the best of all: the first of equal maxima is the lowest id.
   ThreadScratch& mine = scratch_[static_cast<size_t>(thread)];
-  const int first = tiles.begin * kTileRows, last = std::min(tiles.end * kTileRows, geometry_.vocab_size);
-  for (int r = 0; r < num_rows; r++) {
-    mine.best_id[static_cast<size_t>(r)] = -1;
-    if (first >= last) continue;
-    const int best = kernels_.argmax(logits_.get() + static_cast<size_t>(r) * ldo + first, last - first,
-                                     &mine.best_value[static_cast<size_t>(r)]);
-    if (best < 0)
-      flag_non_finite(instr, step_->logit_rows[r]);
-    else
-      mine.best_id[static_cast<size_t>(r)] = first + best;
+  std::fill_n(mine.best.begin(), num_rows, Best{});
+  for (int tile = tiles.begin; tile < tiles.end; tile += step) {
+    const int n = std::min(step, tiles.end - tile), id = tile * kTileRows;
+    multiply(w, tile, n, in, thread, logits_.get() + id, ldo);
+    for (int r = 0; r < num_rows; r++)
+      keep_best(instr, r, id, std::min(n * kTileRows, geometry_.vocab_size - id), &mine.best[static_cast<size_t>(r)]);
+  }
+  // Each thread its own ids, then one thread the best of all: the first of equal maxima is the lowest id.
+  for (size_t r = 0; r < static_cast<size_t>(num_rows); r++) {
+    Best& best = mine.best[r];
+    if (best.id < 0) continue;
+    const float* x = logits_.get() + r * ldo;
+    while (x[best.id] != best.value) best.id++;
   }
   pool_.barrier();
   if (thread != 0) return;
   for (size_t r = 0; r < static_cast<size_t>(num_rows); r++) {
-    argmax_[r] = -1;
-    float best = 0.0f;
-    for (const ThreadScratch& t : scratch_) {
-      if (t.best_id[r] < 0 || (argmax_[r] >= 0 && !(t.best_value[r] > best))) continue;
-      argmax_[r] = t.best_id[r];
-      best = t.best_value[r];
-    }
+    Best best;
+    for (const ThreadScratch& t : scratch_)
+      if (t.best[r].id >= 0 && (best.id < 0 || t.best[r].value > best.value)) best = t.best[r];
+    argmax_[r] = best.id;
   }
+}
+
+// Takes the logits [id, id + n) of a row into account while they are in cache; best.id is then the first of them.
+void Program::keep_best(const Instr& instr, int row, int id, int n, Best* best) {
+  const float* x = logits_.get() + static_cast<size_t>(row) * static_cast<size_t>(logit_stride()) + id;
+  float value;
+  if (!kernels_.largest(x, n, &value)) return flag_non_finite(instr, step_->logit_rows[row]);
+  if (best->id < 0 || value > best->value) *best = {value, id};
 }
 
 }  // namespace forerun

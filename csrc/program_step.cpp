@@ -75,10 +75,7 @@ void Program::plan(const StepArgs& s) {
     logits_ = Array<float>(logits_capacity_);
   }
   argmax_.resize(static_cast<size_t>(s.num_logit_rows));
-  for (ThreadScratch& t : scratch_) {
-    t.best_value.resize(static_cast<size_t>(s.num_logit_rows));
-    t.best_id.resize(static_cast<size_t>(s.num_logit_rows));
-  }
+  for (ThreadScratch& t : scratch_) t.best.resize(static_cast<size_t>(s.num_logit_rows));
   non_finite_.store(kAllFinite);
 }
 

@@ -218,10 +218,11 @@ struct ActRows {
   }
 
   bool quantise(const KernelTable& table, const float* x, size_t ldx) {
-    bool is_finite = true;
-    for (int row = 0; row < acts.rows; row++)
-      is_finite = table.quantise_row(x + static_cast<size_t>(row) * ldx, acts, row) && is_finite;
-    return is_finite;
+    uint32_t non_finite = 0;
+    for (int row = 0; row < acts.rows; row += kBlockRows)
+      non_finite |= table.quantise_rows(x + static_cast<size_t>(row) * ldx, ldx, std::min(kBlockRows, acts.rows - row),
+                                        acts, row);
+    return non_finite == 0;
   }
 
   // Code and scale of one input, in the quad layout.

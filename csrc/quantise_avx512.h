@@ -1,0 +1,168 @@
+// Quantisation of eight groups of 32 inputs at a time: of eight rows, or eight neighbours of one row. What is left of a
+// group's own work when it is alone, two reductions and two divisions, is shared by all eight.
+#pragma once
+#include <immintrin.h>
+
+#include "layout.h"
+
+namespace forerun {
+namespace {
+
+constexpr int kEight = 8;
+
+// Eight quantised groups. `pairs` holds two groups a vector; lane l of 128 bits has [first group's quad l, its quad
+// 4 + l, second group's quad l, its quad 4 + l].
+struct EightGroups {
+  __m512i pairs[kEight / 2];
+  __m256 scale;
+  uint32_t non_finite;  // bit i: group i holds a NaN or an infinity, and its codes and scale are zero
+};
+
+// The largest magnitudes of eight groups, as bits of a float; integers, so that a NaN is larger than all numbers.
+inline __m256i largest_magnitudes(const __m512 (&a)[kEight], const __m512 (&b)[kEight]) {
+  const __m512i mask = _mm512_set1_epi32(0x7fffffff);
+  __m512i m[kEight];
+  for (int i = 0; i < kEight; i++)
+    m[i] = _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(a[i]), mask),
+                            _mm512_and_si512(_mm512_castps_si512(b[i]), mask));
+  __m512i two[4], four[2];
+  for (int i = 0; i < 4; i++)
+    two[i] = _mm512_max_epi32(_mm512_unpacklo_epi32(m[2 * i], m[2 * i + 1]), _mm512_unpackhi_epi32(m[2 * i], m[2 * i + 1]));
+  for (int i = 0; i < 2; i++)
+    four[i] = _mm512_max_epi32(_mm512_unpacklo_epi64(two[2 * i], two[2 * i + 1]),
+                               _mm512_unpackhi_epi64(two[2 * i], two[2 * i + 1]));
+  __m512i x = _mm512_max_epi32(_mm512_shuffle_i32x4(four[0], four[1], 0x44), _mm512_shuffle_i32x4(four[0], four[1], 0xee));
+  x = _mm512_max_epi32(x, _mm512_shuffle_i32x4(x, x, 0xb1));
+  return _mm512_castsi512_si256(_mm512_shuffle_i32x4(x, x, 0x08));
+}
+
+template <bool kIsMasked>
+inline void round_groups(const __m512 (&a)[kEight], const __m512 (&b)[kEight], const float* inv, __mmask8 is_wanted,
+                         __m512i* pairs) {
+  __m512i words[kEight];
+#pragma GCC unroll 8
+  for (int i = 0; i < kEight; i++) {
+    const __m512 by = _mm512_set1_ps(inv[i]);
+    const __mmask16 mask = kIsMasked && !(is_wanted >> i & 1) ? 0 : 0xffff;
+    const __m512i lo = _mm512_maskz_cvtps_epi32(mask, _mm512_mul_ps(a[i], by));
+    const __m512i hi = _mm512_maskz_cvtps_epi32(mask, _mm512_mul_ps(b[i], by));
+    words[i] = _mm512_packs_epi32(lo, hi);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < kEight / 2; i++) pairs[i] = _mm512_packs_epi16(words[2 * i], words[2 * i + 1]);
+}
+
+// Group i starts at x + i * stride; groups past `num` are taken to be the last one.
+inline EightGroups quantise_eight(const float* x, size_t stride, int num) {
+  __m512 a[kEight], b[kEight];
+#pragma GCC unroll 8
+  for (int i = 0; i < kEight; i++) {
+    const float* group = x + static_cast<size_t>(i < num ? i : num - 1) * stride;
+    a[i] = _mm512_loadu_ps(group);
+    b[i] = _mm512_loadu_ps(group + 16);
+  }
+  EightGroups out;
+  const __m256i bits = largest_magnitudes(a, b);
+  const __m256 amax = _mm256_castsi256_ps(bits);
+  const __mmask8 is_finite = _mm256_cmplt_epi32_mask(bits, _mm256_set1_epi32(0x7f800000));
+  // Below 1e-30 the reciprocal could leave the float range; such a group is zero.
+  const __mmask8 is_wanted = _mm256_mask_cmp_ps_mask(is_finite, amax, _mm256_set1_ps(1e-30f), _CMP_GT_OQ);
+  out.non_finite = static_cast<uint8_t>(~is_finite) & ((1u << num) - 1);
+  out.scale = _mm256_maskz_div_ps(is_wanted, amax, _mm256_set1_ps(127.0f));
+  alignas(32) float inv[kEight];
+  _mm256_store_ps(inv, _mm256_maskz_div_ps(is_wanted, _mm256_set1_ps(127.0f), amax));
+  if (is_wanted == 0xff)
+    round_groups<false>(a, b, inv, is_wanted, out.pairs);
+  else
+    round_groups<true>(a, b, inv, is_wanted, out.pairs);
+  return out;
+}
+
+// The codes by quads: vector j has quad 2j of groups 0 to 7, then quad 2j + 1.
+inline void transpose_quads(const __m512i* pairs, __m512i (&quads)[4]) {
+  const __m512i low = _mm512_setr_epi32(0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30);
+  const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(1));
+  const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+  for (int half = 0; half < 2; half++) {  // quads 0 to 3, then 4 to 7, of four groups each
+    const __m512i index = half ? high : low;
+    const __m512i front = _mm512_permutex2var_epi32(pairs[0], index, pairs[1]);
+    const __m512i back = _mm512_permutex2var_epi32(pairs[2], index, pairs[3]);
+    quads[2 * half] = _mm512_permutex2var_epi64(front, first, back);
+    quads[2 * half + 1] = _mm512_permutex2var_epi64(front, second, back);
+  }
+}
+
+// Scale, scaled sum and bias of the groups, `mask` of them.
+inline void store_sums(const EightGroups& groups, const __m512i (&quads)[4], __mmask8 mask, const Acts& acts, size_t at) {
+  __m512i sums = _mm512_setzero_si512();
+  for (int j = 0; j < 4; j++) sums = _mm512_dpbusd_epi32(sums, _mm512_set1_epi8(1), quads[j]);
+  const __m256i sum = _mm256_add_epi32(_mm512_castsi512_si256(sums), _mm512_extracti64x4_epi64(sums, 1));
+  _mm256_mask_storeu_ps(acts.scale + at, mask, groups.scale);
+  _mm256_mask_storeu_ps(acts.scaled_sum + at, mask, _mm256_mul_ps(groups.scale, _mm256_cvtepi32_ps(sum)));
+  _mm256_mask_storeu_epi32(acts.bias + at, mask, _mm256_mullo_epi32(sum, _mm256_set1_epi32(-128)));
+}
+
+// Codes group by group, `num` of them, `stride` bytes apart.
+inline void store_groups(const EightGroups& groups, int num, int8_t* codes, size_t stride) {
+  const __m512i in_order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  for (int i = 0; i < num; i++) {
+    const __m512i pair = _mm512_permutexvar_epi32(in_order, groups.pairs[i / 2]);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + static_cast<size_t>(i) * stride),
+                        i % 2 ? _mm512_extracti64x4_epi64(pair, 1) : _mm512_castsi512_si256(pair));
+  }
+}
+
+// Codes as [quad][mr groups][4].
+inline void store_quads(const __m512i (&quads)[4], int mr, int8_t* codes) {
+  if (mr == kEight) {
+    for (int j = 0; j < 4; j++) _mm512_storeu_si512(codes + j * 64, quads[j]);
+    return;
+  }
+  const __mmask8 mask = static_cast<__mmask8>((1 << mr) - 1);
+  for (int j = 0; j < 4; j++) {
+    _mm256_mask_storeu_epi32(codes + 2 * j * mr * 4, mask, _mm512_castsi512_si256(quads[j]));
+    _mm256_mask_storeu_epi32(codes + (2 * j + 1) * mr * 4, mask, _mm512_extracti64x4_epi64(quads[j], 1));
+  }
+}
+
+// One row in a block of its own: its groups lie side by side.
+inline uint32_t quantise_alone(const float* x, const Acts& acts, int row) {
+  int8_t* codes = acts.codes + static_cast<size_t>(row) * acts.inputs;
+  uint32_t non_finite = 0;
+  for (int g = 0; g < acts.groups; g += kEight) {
+    const int num = acts.groups - g < kEight ? acts.groups - g : kEight;
+    const EightGroups groups = quantise_eight(x + g * kGroup, kGroup, num);
+    __m512i quads[4];
+    transpose_quads(groups.pairs, quads);
+    store_sums(groups, quads, static_cast<__mmask8>((1 << num) - 1), acts, acts.group_at(row / acts.block_rows) + g);
+    store_groups(groups, num, codes + g * kGroup, kGroup);
+    non_finite |= groups.non_finite;
+  }
+  return non_finite != 0;
+}
+
+inline uint32_t quantise_rows_avx512(const float* x, size_t ldx, int num_rows, const Acts& acts, int row) {
+  const int block = row / acts.block_rows, in_block = row - block * acts.block_rows;
+  const bool is_amx = acts.block_rows == kAmxRows;
+  if (!is_amx && acts.block_size(block) == 1) return quantise_alone(x, acts, row);
+  const size_t mr = static_cast<size_t>(is_amx ? kAmxRows : acts.block_size(block));
+  int8_t* codes = acts.codes + static_cast<size_t>(block) * acts.block_rows * acts.inputs;
+  const size_t at = acts.group_at(block) + in_block;
+  const __mmask8 mask = static_cast<__mmask8>((1 << num_rows) - 1);
+  uint32_t non_finite = 0;
+  for (size_t g = 0; g < static_cast<size_t>(acts.groups); g++) {
+    const EightGroups groups = quantise_eight(x + g * kGroup, ldx, num_rows);
+    __m512i quads[4];
+    transpose_quads(groups.pairs, quads);
+    store_sums(groups, quads, mask, acts, at + g * mr);
+    if (is_amx)
+      store_groups(groups, num_rows, codes + (g * mr + in_block) * kGroup, kGroup);
+    else
+      store_quads(quads, static_cast<int>(mr), codes + g * kGroup * mr);
+    non_finite |= groups.non_finite;
+  }
+  return non_finite;
+}
+
+}  // namespace
+}  // namespace forerun
