@@ -77,7 +77,7 @@ void rms_norm(const float* const* x, int num_rows, const float* w, float eps, in
 }
 
 template <class V>
-bool quantise_row(const float* x, const Acts& acts, int row) {
+bool quantise_row(const float* x, const Acts& acts, int row, int group_begin, int num_groups) {
   const int block = row / acts.block_rows;
   const int in_block = row - block * acts.block_rows;
   const bool is_amx = acts.block_rows == kAmxRows;
@@ -85,8 +85,8 @@ bool quantise_row(const float* x, const Acts& acts, int row) {
   int8_t* codes = acts.codes + static_cast<size_t>(block) * acts.block_rows * acts.inputs;
   const size_t at = acts.group_at(block) + in_block;
   bool is_finite = true;
-  for (int g = 0; g < acts.groups; g++) {
-    V a = V::load(x + g * kGroup), b = V::load(x + g * kGroup + 16);
+  for (int g = group_begin; g < group_begin + num_groups; g++, x += kGroup) {
+    V a = V::load(x), b = V::load(x + 16);
     uint32_t bits = max_abs_bits(a, b);
     float amax;
     std::memcpy(&amax, &bits, 4);
@@ -118,10 +118,10 @@ bool quantise_row(const float* x, const Acts& acts, int row) {
 }
 
 template <class V>
-uint32_t quantise_rows(const float* x, size_t ldx, int num_rows, const Acts& acts, int row) {
+uint32_t quantise_rows(const float* x, size_t ldx, int num_rows, const Acts& acts, int row, int group, int num_groups) {
   uint32_t non_finite = 0;
   for (int r = 0; r < num_rows; r++)
-    if (!quantise_row<V>(x + static_cast<size_t>(r) * ldx, acts, row + r)) non_finite |= 1u << r;
+    if (!quantise_row<V>(x + static_cast<size_t>(r) * ldx, acts, row + r, group, num_groups)) non_finite |= 1u << r;
   return non_finite;
 }
 
@@ -172,29 +172,35 @@ void append_key_as(const KvLayer& kv, int page, int lane, int kv_head, const flo
   for (; d < kv.head_dim; d++) store_elem(k[d], &keys[static_cast<size_t>(d) * kPageTokens]);
 }
 
+template <class V>
+void append_keys(const KvLayer& kv, int page, int lane, int num_tokens, int kv_head, const float* k, size_t ldk) {
+  for (int token = 0; token < num_tokens; token++, k += ldk) {
+    if (kv.is_f32)
+      append_key_as<V, float>(kv, page, lane + token, kv_head, k);
+    else
+      append_key_as<V, uint16_t>(kv, page, lane + token, kv_head, k);
+  }
+}
+
 template <class V, class E>
-void append_value_as(const KvLayer& kv, int page, int lane, int kv_head, const float* v) {
+void append_values_as(const KvLayer& kv, int page, int lane, int num_tokens, int kv_head, int begin, int end,
+                      const float* v, size_t ldv) {
   E* values = static_cast<E*>(kv.data) + kv.offset(page, kv_head) + static_cast<size_t>(kPageTokens) * kv.head_dim +
-              static_cast<size_t>(lane) * kv.d_pad;
-  int d = 0;
-  for (; d + 16 <= kv.head_dim; d += 16) V::load(v + d).store(values + d);
-  for (; d < kv.head_dim; d++) store_elem(v[d], &values[d]);
+              static_cast<size_t>(lane) * kv.d_pad + begin;
+  for (int token = 0; token < num_tokens; token++, v += ldv, values += kv.d_pad) {
+    int d = 0;
+    for (; d + 16 <= end - begin; d += 16) V::load(v + d).store(values + d);
+    for (; d < end - begin; d++) store_elem(v[d], &values[d]);
+  }
 }
 
 template <class V>
-void append_key(const KvLayer& kv, int page, int lane, int kv_head, const float* k) {
+void append_values(const KvLayer& kv, int page, int lane, int num_tokens, int kv_head, int begin, int end, const float* v,
+                   size_t ldv) {
   if (kv.is_f32)
-    append_key_as<V, float>(kv, page, lane, kv_head, k);
+    append_values_as<V, float>(kv, page, lane, num_tokens, kv_head, begin, end, v, ldv);
   else
-    append_key_as<V, uint16_t>(kv, page, lane, kv_head, k);
-}
-
-template <class V>
-void append_value(const KvLayer& kv, int page, int lane, int kv_head, const float* v) {
-  if (kv.is_f32)
-    append_value_as<V, float>(kv, page, lane, kv_head, v);
-  else
-    append_value_as<V, uint16_t>(kv, page, lane, kv_head, v);
+    append_values_as<V, uint16_t>(kv, page, lane, num_tokens, kv_head, begin, end, v, ldv);
 }
 
 template <class V>
@@ -637,8 +643,8 @@ KernelTable float_kernel_table(const char* name) {
   table.silu_mul = silu_mul<V>;
   table.add = add_rows<V>;
   table.rope = rope<V>;
-  table.append_key = append_key<V>;
-  table.append_value = append_value<V>;
+  table.append_keys = append_keys<V>;
+  table.append_values = append_values<V>;
   table.divide = divide<V>;
   table.attend_split = attend_split<V>;
   table.attend_combine = attend_combine<V>;

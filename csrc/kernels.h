@@ -11,9 +11,11 @@ struct KernelTable {
   // Row by row out[i] = x[i] * inv * w[i], inv = 1 / sqrt(mean(x^2) + eps); n floats, buffers readable and zero up to a
   // multiple of 16. The rows of x lie anywhere, those of out ldo floats apart; num_rows <= kBlockRows.
   void (*rms_norm)(const float* const* x, int num_rows, const float* w, float eps, int n, float* out, size_t ldo);
-  // Quantises rows [row, row + num_rows) of `acts`, all rows of one block or eight of an AMX block, from x with ldx floats
-  // from one to the next. Bit i of the result: row i holds a NaN or an infinity.
-  uint32_t (*quantise_rows)(const float* x, size_t ldx, int num_rows, const Acts& acts, int row);
+  // Quantises groups [group, group + num_groups) of rows [row, row + num_rows) of `acts`, at most kBlockRows rows of one
+  // block, from x, which points to the first of them and has ldx floats from one row to the next. Bit i of the result:
+  // row i holds a NaN or an infinity there.
+  uint32_t (*quantise_rows)(const float* x, size_t ldx, int num_rows, const Acts& acts, int row, int group,
+                            int num_groups);
   // All rows of `acts` times tiles [tile, tile + num_tiles): out[row * ldo + 16 * i + lane]. `scratch` holds
   // kTileRows * inputs bytes, 64-byte aligned.
   void (*gemm_quant)(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts, float* out, size_t ldo,
@@ -31,9 +33,11 @@ struct KernelTable {
   void (*add)(const float* a, const float* b, int n, float* out);
   // Rotates one head in place, pairs (i, i + half): y0 = x0 c - x1 s, y1 = x1 c + x0 s, then multiplies by scale.
   void (*rope)(float* head, const float* cos, const float* sin, int half, float scale);
-  // Writes one token's key or value of one head.
-  void (*append_key)(const KvLayer& kv, int page, int lane, int kv_head, const float* k);
-  void (*append_value)(const KvLayer& kv, int page, int lane, int kv_head, const float* v);
+  // Writes the keys of one head of num_tokens tokens, the first into `lane` of a page and all in it; k holds them ldk apart.
+  void (*append_keys)(const KvLayer& kv, int page, int lane, int num_tokens, int kv_head, const float* k, size_t ldk);
+  // The same for dimensions [begin, end) of their values; v points to the first one's dimension `begin`.
+  void (*append_values)(const KvLayer& kv, int page, int lane, int num_tokens, int kv_head, int begin, int end,
+                        const float* v, size_t ldv);
   // out = x / by.
   void (*divide)(const float* x, float by, int n, float* out);
   // Partial softmax over one split, for the pairs whose rows have positions in it; others are left untouched.

@@ -3,6 +3,7 @@
 #include "kernels.h"
 #include "simd_avx512.h"
 #include "float_kernels.h"
+#include "append_avx512.h"
 #include "gemm_avx512vnni.h"
 #include "quantise_avx512.h"
 
@@ -146,7 +147,10 @@ void multiply_tile(const uint8_t* codes, const uint16_t* scales, int groups, con
   const int turns = (groups + kGroupsAtOnce - 1) / kGroupsAtOnce;
   __m512 f[MR];
 #pragma GCC unroll 16
-  for (int m = 0; m < MR; m++) f[m] = _mm512_setzero_ps();
+  for (int m = 0; m < MR; m++) {
+    f[m] = _mm512_setzero_ps();
+    __builtin_prefetch(out + static_cast<size_t>(m) * ldo, 1, 3);  // fetched for writing while the products are made
+  }
   for (int turn = 0, first = 0; turn < turns; turn++) {
     const int end = groups * (turn + 1) / turns;
     multiply_groups(a + static_cast<size_t>(first) * kActsGroup, codes + static_cast<size_t>(first) * kCodesGroup,
@@ -204,6 +208,7 @@ void gemm_quant(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts
 KernelTable make_table() {
   KernelTable table = float_kernel_table<avx512::V16>("amx");
   table.quantise_rows = quantise_rows_avx512;
+  table.append_keys = append_keys_avx512;
   table.gemm_quant = gemm_quant;
   table.has_amx = true;
   return table;

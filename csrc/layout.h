@@ -39,7 +39,7 @@ struct PackedMatrix {
 // Quantised activations of a pass (A8): symmetric int8 per row and group, scale = amax / 127.
 // Rows lie in blocks; a block of mr rows starts at row0 = block * block_rows.
 //   quads (block_rows 8):  codes [K / 4][mr][4]          scale, scaled_sum, bias [groups][mr]
-//   AMX   (block_rows 16): codes [groups][16][32 bytes]  scale, scaled_sum, bias [groups][16], rows >= mr are zero
+//   AMX   (block_rows 16): codes [groups][16][32 bytes]  scale, scaled_sum, bias [groups][16]
 struct Acts {
   int8_t* codes;
   float* scale;

@@ -66,8 +66,10 @@ int Program::add_vector(const float* data, int n) {
 
 int Program::add_buffer(int width) {
   // Rows a multiple of 4 KB apart would share cache sets.
-  const int stride = round_up(width, kGroup) + kTileRows;
-  buffers_.push_back({width, stride, Array<float>(static_cast<size_t>(geometry_.max_rows) * stride)});
+  Buffer buffer;
+  buffer.width = width;
+  buffer.stride = round_up(width, kGroup) + kTileRows;
+  buffers_.push_back(std::move(buffer));
   return static_cast<int>(buffers_.size()) - 1;
 }
 
@@ -119,11 +121,13 @@ size_t Program::kv_bytes() const {
 }
 
 size_t Program::scratch_bytes() const {
-  size_t floats = logits_capacity_ + partials_capacity_;
-  for (const Buffer& b : buffers_) floats += static_cast<size_t>(b.stride) * geometry_.max_rows;
+  size_t bytes = (logits_capacity_ + partials_capacity_) * sizeof(float);
+  for (const Buffer& b : buffers_)
+    bytes += b.is_coded ? b.codes.num_bytes : static_cast<size_t>(b.stride) * geometry_.max_rows * sizeof(float);
   const size_t rows = static_cast<size_t>(round_up(geometry_.max_rows, kAmxRows)) +
                       scratch_.size() * static_cast<size_t>(kPrivateRows);
-  return floats * 4 + rows * static_cast<size_t>(max_inputs_) * 6;
+  return bytes + rows * static_cast<size_t>(max_inputs_) * sizeof(float) + shared_.codes.num_bytes +
+         scratch_.size() * scratch_[0].codes.num_bytes;
 }
 
 void Program::set_profiling(bool is_on) {

@@ -95,10 +95,21 @@ class Program {
   const std::vector<double>& profile_s() const { return profile_s_; }
 
  private:
+  // Room for the codes of a pass.
+  struct Codes {
+    Array<int8_t> codes;
+    Array<float> scale, scaled_sum;
+    Array<int32_t> bias;
+    void allocate(int rows, int inputs);
+    size_t num_bytes = 0;
+  };
   struct Buffer {
     int width;   // as declared
     int stride;  // floats from one row to the next, above the width
     Array<float> data;
+    // Whoever makes these rows quantises them at once, and nobody reads them as floats.
+    bool is_coded = false;
+    Codes codes;
   };
   // The largest of some logits, the lowest id among equals.
   struct Best {
@@ -107,9 +118,7 @@ class Program {
   };
   struct ThreadScratch {
     Array<float> rows;     // [kPrivateRows][max_inputs] normalised inputs
-    Array<int8_t> codes;
-    Array<float> scale, scaled_sum;
-    Array<int32_t> bias;
+    Codes codes;
     Array<float> tiles;    // outputs that wait for their epilogue
     Array<uint8_t> unpacked;  // one tile's codes as bytes
     Array<float> attend;   // attend_scratch_floats, then a Partial and a running Partial
@@ -117,9 +126,20 @@ class Program {
   };
   // What a linear map reads: float rows and, when a matrix is quantised, their codes.
   struct Inputs {
-    const float* rows;
-    size_t stride;
-    Acts acts;
+    const float* rows = nullptr;
+    size_t stride = 0;
+    Acts acts{};
+  };
+  // The columns of QKV that are a thread's: whole query and key heads, which it rotates, and some of the values.
+  struct QkvShare {
+    Range queries, keys, values;
+  };
+  // Consecutive rows whose slots follow each other in one page.
+  struct SlotRun {
+    int row;
+    int num_rows;
+    int page;
+    int lane;
   };
   struct AttendItem {
     int row;
@@ -139,6 +159,10 @@ class Program {
   void plan_attention(const StepArgs& step);
   int longest_context(int row, int num_rows) const;
   void allocate_scratch();
+  bool is_coded(int buffer) const;
+  bool is_quantised(const Instr& instr) const;
+  Acts acts_in(const Codes& codes, int num_rows, int inputs) const;
+  void encode(const Instr& instr, const float* x, size_t ldx, int row, int num_rows, int column, int num_columns);
   void execute(int thread);
   Inputs prepare(const Instr& instr, int thread, int num_rows, bool is_gathered);
   void fill_inputs(const Instr& instr, const Inputs& inputs, int row, int num_rows, bool is_gathered);
@@ -150,7 +174,10 @@ class Program {
   void run_gated(const Instr& instr, int thread);
   void run_logits(const Instr& instr, int thread);
   void keep_best(const Instr& instr, int row, int id, int n, Best* best);
-  void rotate_and_append(const Instr& instr, int head_begin, int head_end);
+  void multiply_tiles(const Instr& instr, const PackedMatrix& w, int column, Range tiles, const Inputs& in, int thread);
+  bool is_by_head() const { return geometry_.head_dim % kTileRows == 0; }
+  QkvShare qkv_share(int thread) const;
+  void rotate_and_append(const Instr& instr, const QkvShare& share);
   void run_attention(const Instr& instr, int index, int thread);
   void attend_item(const Instr& instr, const AttendItem& item, int thread);
   void attend_part(const Instr& instr, const AttendPart& part, int thread);
@@ -183,6 +210,7 @@ class Program {
   // The step that is running.
   const StepArgs* step_ = nullptr;
   std::vector<RowView> views_;
+  std::vector<SlotRun> runs_;
   std::vector<AttendItem> items_;
   std::vector<AttendPart> parts_;  // empty: whoever takes an item does all its splits
   std::unique_ptr<std::atomic<int>[]> pending_;  // per item, its parts that are not done

@@ -47,26 +47,53 @@ void Program::plan_attention(const StepArgs& s) {
   for (size_t i = 0; i < items_.size(); i++) pending_[i].store(items_[i].num_splits, std::memory_order_relaxed);
 }
 
-void Program::rotate_and_append(const Instr& instr, int head_begin, int head_end) {
+// Heads whose size is whole tiles are shared out by columns, so that a thread rotates and stores what it just made: about
+// as many query and key heads for each, and so much of the values, which need no rotation, that all have as many tiles.
+Program::QkvShare Program::qkv_share(int thread) const {
+  const Geometry& g = geometry_;
+  const int num_threads = pool_.num_threads(), d = g.head_dim;
+  const int first_key = g.num_heads * d, first_value = first_key + g.num_kv_heads * d;
+  const int num_columns = first_value + g.num_kv_heads * d;
+  const Range queries = share(g.num_heads, thread, num_threads), kv = share(g.num_kv_heads, thread, num_threads);
+  QkvShare mine = {{queries.begin * d, queries.end * d},
+                   {first_key + kv.begin * d, first_key + kv.end * d},
+                   {first_value + kv.begin * d, first_value + kv.end * d}};
+  if (is_by_head()) {
+    const Range tiles = share(num_columns / kTileRows, thread, num_threads);
+    auto edge = [&](int num_tiles, int num_heads) {  // where the values of the threads before end
+      return std::clamp(first_value + num_tiles * kTileRows - num_heads * d, first_value, num_columns);
+    };
+    mine.values = {edge(tiles.begin, queries.begin + kv.begin), edge(tiles.end, queries.end + kv.end)};
+    mine.values.end = std::max(mine.values.begin, mine.values.end);
+  }
+  return mine;
+}
+
+void Program::rotate_and_append(const Instr& instr, const QkvShare& share) {
   const Geometry& g = geometry_;
   const Buffer& qkv = buffers_[static_cast<size_t>(instr.out)];
   const KvLayer& kv = kv_[static_cast<size_t>(instr.layer)];
-  const int half = g.head_dim / 2;
-  for (int row = 0; row < step_->num_rows; row++) {
-    const RowView& view = views_[static_cast<size_t>(row)];
-    const float* cos = rope_cos_.get() + static_cast<size_t>(view.position) * half;
-    const float* sin = rope_sin_.get() + static_cast<size_t>(view.position) * half;
-    const int page = view.page_table[view.slot / kPageTokens], lane = view.slot % kPageTokens;
-    for (int head = head_begin; head < head_end; head++) {
-      float* x = qkv.data.get() + static_cast<size_t>(row) * qkv.stride + static_cast<size_t>(head) * g.head_dim;
-      if (head < g.num_heads) {
-        kernels_.rope(x, cos, sin, half, g.attention_scale);
-      } else if (head < g.num_heads + g.num_kv_heads) {
-        kernels_.rope(x, cos, sin, half, 1.0f);
-        kernels_.append_key(kv, page, lane, head - g.num_heads, x);
-      } else {
-        kernels_.append_value(kv, page, lane, head - g.num_heads - g.num_kv_heads, x);
+  const size_t stride = static_cast<size_t>(qkv.stride);
+  const int d = g.head_dim, half = d / 2, first_key = g.num_heads * d, first_value = first_key + g.num_kv_heads * d;
+  for (const SlotRun& run : runs_) {
+    float* x = qkv.data.get() + static_cast<size_t>(run.row) * stride;
+    auto rotate = [&](const Range& columns, float scale) {
+      for (int row = 0; row < run.num_rows; row++) {
+        const size_t at = static_cast<size_t>(views_[static_cast<size_t>(run.row + row)].position) * half;
+        for (int column = columns.begin; column < columns.end; column += d)
+          kernels_.rope(x + static_cast<size_t>(row) * stride + column, rope_cos_.get() + at, rope_sin_.get() + at, half,
+                        scale);
       }
+    };
+    rotate(share.queries, g.attention_scale);
+    rotate(share.keys, 1.0f);
+    for (int column = share.keys.begin; column < share.keys.end; column += d)
+      kernels_.append_keys(kv, run.page, run.lane, run.num_rows, (column - first_key) / d, x + column, stride);
+    for (int column = share.values.begin; column < share.values.end;) {
+      const int kv_head = (column - first_value) / d, begin = (column - first_value) % d;
+      const int end = std::min(d, begin + share.values.end - column);
+      kernels_.append_values(kv, run.page, run.lane, run.num_rows, kv_head, begin, end, x + column, stride);
+      column += end - begin;
     }
   }
 }

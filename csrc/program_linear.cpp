@@ -8,16 +8,29 @@ namespace forerun {
 
 constexpr size_t kTileCacheBytes = 24 << 10;  // tiles that are reused for several row blocks should stay in L1
 
+bool Program::is_quantised(const Instr& instr) const {
+  for (int w : instr.weights)
+    if (matrices_[static_cast<size_t>(w)].format != Format::F32) return true;
+  return false;
+}
+
+Acts Program::acts_in(const Codes& codes, int num_rows, int inputs) const {
+  const bool is_amx = kernels_.has_amx && num_rows > kPrivateRows;
+  return {codes.codes.get(), codes.scale.get(), codes.scaled_sum.get(), codes.bias.get(), num_rows, inputs,
+          inputs / kGroup,   is_amx ? kAmxRows : kBlockRows};
+}
+
 Program::Inputs Program::prepare(const Instr& instr, int thread, int num_rows, bool is_gathered) {
   const Buffer& in = buffers_[static_cast<size_t>(instr.in)];
-  const bool is_private = num_rows <= kPrivateRows;
-  ThreadScratch& t = is_private ? scratch_[static_cast<size_t>(thread)] : shared_;
-  bool is_quantised = false;
-  for (int w : instr.weights) is_quantised |= matrices_[static_cast<size_t>(w)].format != Format::F32;
-  const bool is_amx = kernels_.has_amx && num_rows > kPrivateRows && is_quantised;
   Inputs inputs;
-  inputs.acts = {t.codes.get(), t.scale.get(), t.scaled_sum.get(), t.bias.get(), num_rows, in.width,
-                 is_quantised ? in.width / kGroup : 0, is_amx ? kAmxRows : kBlockRows};
+  if (in.is_coded) {
+    inputs.acts = acts_in(in.codes, num_rows, in.width);
+    return inputs;
+  }
+  const bool is_private = num_rows <= kPrivateRows;
+  const ThreadScratch& t = is_private ? scratch_[static_cast<size_t>(thread)] : shared_;
+  inputs.acts = acts_in(t.codes, num_rows, in.width);
+  if (!is_quantised(instr)) inputs.acts.groups = 0;
   const bool is_direct = instr.norm < 0 && !is_gathered;
   inputs.rows = is_direct ? in.data.get() : t.rows.get();
   inputs.stride = static_cast<size_t>(is_direct ? in.stride : max_inputs_);
@@ -25,15 +38,7 @@ Program::Inputs Program::prepare(const Instr& instr, int thread, int num_rows, b
   const Range r = is_private ? Range{0, num_fills} : share(num_fills, thread, pool_.num_threads());
   for (int i = r.begin; i < r.end; i++)
     fill_inputs(instr, inputs, i * kBlockRows, std::min(kBlockRows, num_rows - i * kBlockRows), is_gathered);
-  if (is_private) return inputs;
-  if (is_amx && r.end == num_fills) {  // rows that pad the last block
-    const int block = inputs.acts.num_blocks() - 1;
-    int8_t* codes = t.codes.get() + static_cast<size_t>(block) * kAmxRows * in.width;
-    for (int g = 0; g < inputs.acts.groups; g++)
-      for (int row = inputs.acts.block_size(block); row < kAmxRows; row++)
-        std::memset(codes + (static_cast<size_t>(g) * kAmxRows + row) * kGroup, 0, kGroup);
-  }
-  pool_.barrier();
+  if (!is_private) pool_.barrier();
   return inputs;
 }
 
@@ -53,13 +58,28 @@ void Program::fill_inputs(const Instr& instr, const Inputs& inputs, int row, int
       std::memcpy(mine + static_cast<size_t>(i) * inputs.stride, x[i], sizeof(float) * static_cast<size_t>(in.stride));
   uint32_t non_finite = 0;
   if (inputs.acts.groups > 0)
-    non_finite = kernels_.quantise_rows(mine, inputs.stride, num_rows, inputs.acts, row);
+    non_finite = kernels_.quantise_rows(mine, inputs.stride, num_rows, inputs.acts, row, 0, inputs.acts.groups);
   else
     for (int i = 0; i < num_rows; i++)
       if (!kernels_.is_finite(mine + static_cast<size_t>(i) * inputs.stride, in.width)) non_finite |= 1u << i;
   for (; non_finite; non_finite &= non_finite - 1) {
     const int bad = row + __builtin_ctz(non_finite);
     flag_non_finite(instr, is_gathered ? step_->logit_rows[bad] : bad);
+  }
+}
+
+// Quantises columns [column, column + num_columns), whole groups, of rows [row, row + num_rows) of instr.out from x.
+void Program::encode(const Instr& instr, const float* x, size_t ldx, int row, int num_rows, int column,
+                     int num_columns) {
+  const Buffer& out = buffers_[static_cast<size_t>(instr.out)];
+  const Acts acts = acts_in(out.codes, step_->num_rows, out.width);
+  while (num_rows > 0) {
+    const int n = std::min(num_rows, kBlockRows - row % kBlockRows);
+    uint32_t non_finite = kernels_.quantise_rows(x, ldx, n, acts, row, column / kGroup, num_columns / kGroup);
+    for (; non_finite; non_finite &= non_finite - 1) flag_non_finite(instr, row + __builtin_ctz(non_finite));
+    row += n;
+    num_rows -= n;
+    x += static_cast<size_t>(n) * ldx;
   }
 }
 
@@ -90,53 +110,53 @@ void Program::store_sum(const float* residual, const float* x, int n, float* out
   for (int i = 0; i < n; i++) out[i] = residual ? residual[i] + x[i] : x[i];
 }
 
-void Program::run_linear(const Instr& instr, int thread) {
-  const int num_rows = step_->num_rows, num_threads = pool_.num_threads();
-  const Inputs in = prepare(instr, thread, num_rows, false);
+// Some tiles of a matrix whose first output is column `column` of instr.out, and their epilogue.
+void Program::multiply_tiles(const Instr& instr, const PackedMatrix& w, int column, Range tiles, const Inputs& in,
+                             int thread) {
+  const int num_rows = step_->num_rows;
   const Buffer& out = buffers_[static_cast<size_t>(instr.out)];
   const size_t ldo = static_cast<size_t>(out.stride);
   const float* residual = instr.residual < 0 ? nullptr : buffers_[static_cast<size_t>(instr.residual)].data.get();
   float* scratch = scratch_[static_cast<size_t>(thread)].tiles.get();
+  const int step = tiles_at_once(w, num_rows);
+  for (int tile = tiles.begin; tile < tiles.end; tile += step) {
+    const int n = std::min(step, tiles.end - tile);
+    const int valid = std::min(n * kTileRows, w.outputs - tile * kTileRows);
+    const size_t at = static_cast<size_t>(column) + static_cast<size_t>(tile) * kTileRows;
+    if (!residual && valid == n * kTileRows) {
+      multiply(w, tile, n, in, thread, out.data.get() + at, ldo);
+      continue;
+    }
+    const size_t lds = static_cast<size_t>(n) * kTileRows;
+    multiply(w, tile, n, in, thread, scratch, lds);
+    for (int r = 0; r < num_rows; r++) {
+      const size_t row = at + static_cast<size_t>(r) * ldo;
+      store_sum(residual ? residual + row : nullptr, scratch + static_cast<size_t>(r) * lds, valid, out.data.get() + row);
+    }
+  }
+}
 
-  // QKV whose heads are whole tiles is split by heads, so that a thread rotates and stores what it just made.
+void Program::run_linear(const Instr& instr, int thread) {
+  const Inputs in = prepare(instr, thread, step_->num_rows, false);
   const bool is_qkv = instr.layer >= 0;
-  const int num_heads = geometry_.num_heads + 2 * geometry_.num_kv_heads;
-  const Range heads = share(num_heads, thread, num_threads);
-  const bool is_by_head = is_qkv && geometry_.head_dim % kTileRows == 0;
-  const int tiles_per_head = geometry_.head_dim / kTileRows;
-
+  const QkvShare mine = is_qkv ? qkv_share(thread) : QkvShare{};
   int column = 0;
   for (int index : instr.weights) {
     const PackedMatrix& w = matrices_[static_cast<size_t>(index)];
-    Range tiles = share(w.tiles, thread, num_threads);
-    if (is_by_head) {
-      const int first = column / kTileRows;
-      tiles = {std::clamp(heads.begin * tiles_per_head - first, 0, w.tiles),
-               std::clamp(heads.end * tiles_per_head - first, 0, w.tiles)};
-    }
-    const int step = tiles_at_once(w, num_rows);
-    for (int tile = tiles.begin; tile < tiles.end; tile += step) {
-      const int n = std::min(step, tiles.end - tile);
-      const int valid = std::min(n * kTileRows, w.outputs - tile * kTileRows);
-      const size_t at = static_cast<size_t>(column) + static_cast<size_t>(tile) * kTileRows;
-      if (!residual && valid == n * kTileRows) {
-        multiply(w, tile, n, in, thread, out.data.get() + at, ldo);
-        continue;
-      }
-      const size_t lds = static_cast<size_t>(n) * kTileRows;
-      multiply(w, tile, n, in, thread, scratch, lds);
-      for (int r = 0; r < num_rows; r++) {
-        const size_t row = at + static_cast<size_t>(r) * ldo;
-        store_sum(residual ? residual + row : nullptr, scratch + static_cast<size_t>(r) * lds, valid,
-                  out.data.get() + row);
-      }
+    if (is_qkv && is_by_head()) {
+      for (const Range& r : {mine.queries, mine.keys, mine.values})
+        multiply_tiles(instr, w, column,
+                       {std::clamp((r.begin - column) / kTileRows, 0, w.tiles),
+                        std::clamp((r.end - column) / kTileRows, 0, w.tiles)},
+                       in, thread);
+    } else {
+      multiply_tiles(instr, w, column, share(w.tiles, thread, pool_.num_threads()), in, thread);
     }
     column += w.outputs;
   }
-  if (is_qkv) {
-    if (!is_by_head) pool_.barrier();
-    rotate_and_append(instr, heads.begin, heads.end);
-  }
+  if (!is_qkv) return;
+  if (!is_by_head()) pool_.barrier();
+  rotate_and_append(instr, mine);
 }
 
 void Program::run_gated(const Instr& instr, int thread) {
@@ -146,8 +166,12 @@ void Program::run_gated(const Instr& instr, int thread) {
   const PackedMatrix& gate = matrices_[static_cast<size_t>(instr.weights[0])];
   const PackedMatrix& up = matrices_[static_cast<size_t>(instr.weights[1])];
   float* a = scratch_[static_cast<size_t>(thread)].tiles.get();
-  const Range tiles = share(gate.tiles, thread, pool_.num_threads());
-  const int step = std::min(tiles_at_once(gate, num_rows), tiles_at_once(up, num_rows));
+  // Codes are made of whole groups.
+  const int unit = out.is_coded ? kGroup / kTileRows : 1;
+  Range tiles = share(gate.tiles / unit, thread, pool_.num_threads());
+  tiles = {tiles.begin * unit, tiles.end * unit};
+  const int at_once = std::min(tiles_at_once(gate, num_rows), tiles_at_once(up, num_rows));
+  const int step = std::max(unit, at_once / unit * unit);
   float* b = a + static_cast<size_t>(num_rows) * static_cast<size_t>(step) * kTileRows;
   for (int tile = tiles.begin; tile < tiles.end; tile += step) {
     const int n = std::min(step, tiles.end - tile);
@@ -156,11 +180,14 @@ void Program::run_gated(const Instr& instr, int thread) {
     multiply(gate, tile, n, in, thread, a, lds);
     multiply(up, tile, n, in, thread, b, lds);
     for (int r = 0; r < num_rows; r++) {
-      float* row = out.data.get() + static_cast<size_t>(r) * out.stride + static_cast<size_t>(tile) * kTileRows;
-      float* from = a + static_cast<size_t>(r) * lds;
-      const bool is_whole = valid % kTileRows == 0;
-      kernels_.silu_mul(from, b + static_cast<size_t>(r) * lds, n * kTileRows, is_whole ? row : from);
-      if (!is_whole) std::memcpy(row, from, sizeof(float) * static_cast<size_t>(valid));
+      float* x = a + static_cast<size_t>(r) * lds;
+      kernels_.silu_mul(x, b + static_cast<size_t>(r) * lds, n * kTileRows, x);
+      if (!out.is_coded)
+        std::memcpy(out.data.get() + static_cast<size_t>(r) * out.stride + static_cast<size_t>(tile) * kTileRows, x,
+                    sizeof(float) * static_cast<size_t>(valid));
+      else if ((r + 1) % kBlockRows == 0 || r + 1 == num_rows)
+        encode(instr, a + static_cast<size_t>(r / kBlockRows * kBlockRows) * lds, lds, r / kBlockRows * kBlockRows,
+               r % kBlockRows + 1, tile * kTileRows, valid);
     }
   }
 }

@@ -35,23 +35,51 @@ void Program::validate(const StepArgs& s) const {
     check(s.logit_rows[r] >= 0 && s.logit_rows[r] < s.num_rows, "a logit row is outside the step");
 }
 
+void Program::Codes::allocate(int rows, int inputs) {
+  const size_t n = static_cast<size_t>(rows) * static_cast<size_t>(inputs);
+  codes = Array<int8_t>(n);
+  scale = Array<float>(n / kGroup);
+  scaled_sum = Array<float>(n / kGroup);
+  bias = Array<int32_t>(n / kGroup);
+  num_bytes = n + 3 * n / kGroup * 4;
+}
+
+// Whether a gated activation makes the buffer and nothing but quantised matrices read it.
+bool Program::is_coded(int buffer) const {
+  bool is_made = false;
+  for (const Instr& instr : instrs_) {
+    if (instr.residual == buffer || (instr.out == buffer && instr.op != Op::Gated)) return false;
+    is_made |= instr.out == buffer;
+    if (instr.in != buffer) continue;
+    if (instr.norm >= 0 || (instr.op != Op::Linear && instr.op != Op::LinearAdd)) return false;
+    for (int w : instr.weights)
+      if (matrices_[static_cast<size_t>(w)].format == Format::F32) return false;
+  }
+  return is_made;
+}
+
 void Program::allocate_scratch() {
   if (shared_.rows) return;
   auto fill = [&](ThreadScratch& t, int rows) {
-    const size_t n = static_cast<size_t>(rows) * static_cast<size_t>(max_inputs_);
-    t.rows = Array<float>(n);
-    t.codes = Array<int8_t>(n);
-    t.scale = Array<float>(n / kGroup);
-    t.scaled_sum = Array<float>(n / kGroup);
-    t.bias = Array<int32_t>(n / kGroup);
+    t.rows = Array<float>(static_cast<size_t>(rows) * static_cast<size_t>(max_inputs_));
+    t.codes.allocate(rows, max_inputs_);
   };
-  fill(shared_, round_up(geometry_.max_rows, kAmxRows));
+  const int most_rows = round_up(geometry_.max_rows, kAmxRows);
+  fill(shared_, most_rows);
+  for (size_t i = 0; i < buffers_.size(); i++) {
+    Buffer& buffer = buffers_[i];
+    buffer.is_coded = is_coded(static_cast<int>(i));
+    if (buffer.is_coded)
+      buffer.codes.allocate(most_rows, buffer.width);
+    else
+      buffer.data = Array<float>(static_cast<size_t>(geometry_.max_rows) * buffer.stride);
+  }
   const int d_pad = round_up(geometry_.head_dim, 16);
   for (ThreadScratch& t : scratch_) {
     fill(t, kPrivateRows);
-    // Two outputs (gate and up) of as many tiles as tiles_at_once allows.
+    // Two outputs (gate and up) of as many tiles as tiles_at_once allows, a whole group at least.
     const size_t few_rows = static_cast<size_t>(kBlockRows) * kMaxTilesAtOnce;
-    const size_t many_rows = std::max(static_cast<size_t>(geometry_.max_rows), kOutputCacheBytes / sizeof(float) / kTileRows);
+    const size_t many_rows = std::max(static_cast<size_t>(geometry_.max_rows) * kGroup / kTileRows, kOutputCacheBytes / sizeof(float) / kTileRows);
     t.tiles = Array<float>(2 * kTileRows * std::max(few_rows, many_rows));
     t.unpacked = Array<uint8_t>(static_cast<size_t>(kTileRows) * static_cast<size_t>(max_inputs_));
     t.attend = Array<float>(attend_scratch_floats(geometry_.head_dim) + 2 * partial_floats(d_pad));
@@ -65,6 +93,16 @@ void Program::plan(const StepArgs& s) {
   for (int r = 0; r < s.num_rows; r++)
     views_.push_back({s.positions[r], s.slots[r], s.visible_len[r], s.tail_base[r], s.tail_mask[r],
                       s.page_tables + static_cast<size_t>(s.seq_ids[r]) * s.num_table_pages});
+  runs_.clear();
+  for (int r = 0; r < s.num_rows; r++) {
+    const RowView& view = views_[static_cast<size_t>(r)];
+    const int page = view.page_table[view.slot / kPageTokens], lane = view.slot % kPageTokens;
+    const SlotRun* last = runs_.empty() ? nullptr : &runs_.back();
+    if (last && last->page == page && last->lane + last->num_rows == lane)
+      runs_.back().num_rows++;
+    else
+      runs_.push_back({r, 1, page, lane});
+  }
   plan_attention(s);
   for (size_t i = 0; i < num_counters_; i++) next_item_[i].store(0, std::memory_order_relaxed);
   const size_t need = static_cast<size_t>(s.num_logit_rows) * static_cast<size_t>(logit_stride());

@@ -112,53 +112,55 @@ inline void store_groups(const EightGroups& groups, int num, int8_t* codes, size
   }
 }
 
-// Codes as [quad][mr groups][4].
-inline void store_quads(const __m512i (&quads)[4], int mr, int8_t* codes) {
-  if (mr == kEight) {
+// Codes as [quad][mr groups][4], `mask` of the groups.
+inline void store_quads(const __m512i (&quads)[4], __mmask8 mask, size_t mr, int8_t* codes) {
+  if (mr == kEight && mask == 0xff) {
     for (int j = 0; j < 4; j++) _mm512_storeu_si512(codes + j * 64, quads[j]);
     return;
   }
-  const __mmask8 mask = static_cast<__mmask8>((1 << mr) - 1);
-  for (int j = 0; j < 4; j++) {
+  for (size_t j = 0; j < 4; j++) {
     _mm256_mask_storeu_epi32(codes + 2 * j * mr * 4, mask, _mm512_castsi512_si256(quads[j]));
     _mm256_mask_storeu_epi32(codes + (2 * j + 1) * mr * 4, mask, _mm512_extracti64x4_epi64(quads[j], 1));
   }
 }
 
-// One row in a block of its own: its groups lie side by side.
-inline uint32_t quantise_alone(const float* x, const Acts& acts, int row) {
-  int8_t* codes = acts.codes + static_cast<size_t>(row) * acts.inputs;
+// A row in a block of its own: its groups lie side by side.
+inline uint32_t quantise_alone(const float* x, const Acts& acts, int row, int group, int num_groups) {
+  const int block = row / acts.block_rows;
+  int8_t* codes = acts.codes + static_cast<size_t>(block) * acts.block_rows * acts.inputs;
   uint32_t non_finite = 0;
-  for (int g = 0; g < acts.groups; g += kEight) {
-    const int num = acts.groups - g < kEight ? acts.groups - g : kEight;
-    const EightGroups groups = quantise_eight(x + g * kGroup, kGroup, num);
+  for (int i = 0; i < num_groups; i += kEight) {
+    const int num = num_groups - i < kEight ? num_groups - i : kEight;
+    const EightGroups groups = quantise_eight(x + i * kGroup, kGroup, num);
     __m512i quads[4];
     transpose_quads(groups.pairs, quads);
-    store_sums(groups, quads, static_cast<__mmask8>((1 << num) - 1), acts, acts.group_at(row / acts.block_rows) + g);
-    store_groups(groups, num, codes + g * kGroup, kGroup);
+    store_sums(groups, quads, static_cast<__mmask8>((1 << num) - 1), acts, acts.group_at(block) + group + i);
+    store_groups(groups, num, codes + (group + i) * kGroup, kGroup);
     non_finite |= groups.non_finite;
   }
   return non_finite != 0;
 }
 
-inline uint32_t quantise_rows_avx512(const float* x, size_t ldx, int num_rows, const Acts& acts, int row) {
-  const int block = row / acts.block_rows, in_block = row - block * acts.block_rows;
+inline uint32_t quantise_rows_avx512(const float* x, size_t ldx, int num_rows, const Acts& acts, int row, int group,
+                                     int num_groups) {
+  const int block = row / acts.block_rows;
   const bool is_amx = acts.block_rows == kAmxRows;
-  if (!is_amx && acts.block_size(block) == 1) return quantise_alone(x, acts, row);
+  if (!is_amx && acts.block_size(block) == 1) return quantise_alone(x, acts, row, group, num_groups);
+  const size_t in_block = static_cast<size_t>(row - block * acts.block_rows);
   const size_t mr = static_cast<size_t>(is_amx ? kAmxRows : acts.block_size(block));
   int8_t* codes = acts.codes + static_cast<size_t>(block) * acts.block_rows * acts.inputs;
-  const size_t at = acts.group_at(block) + in_block;
   const __mmask8 mask = static_cast<__mmask8>((1 << num_rows) - 1);
   uint32_t non_finite = 0;
-  for (size_t g = 0; g < static_cast<size_t>(acts.groups); g++) {
-    const EightGroups groups = quantise_eight(x + g * kGroup, ldx, num_rows);
+  for (int i = 0; i < num_groups; i++) {
+    const size_t g = static_cast<size_t>(group + i);
+    const EightGroups groups = quantise_eight(x + i * kGroup, ldx, num_rows);
     __m512i quads[4];
     transpose_quads(groups.pairs, quads);
-    store_sums(groups, quads, mask, acts, at + g * mr);
+    store_sums(groups, quads, mask, acts, acts.group_at(block) + g * mr + in_block);
     if (is_amx)
       store_groups(groups, num_rows, codes + (g * mr + in_block) * kGroup, kGroup);
     else
-      store_quads(quads, static_cast<int>(mr), codes + g * kGroup * mr);
+      store_quads(quads, mask, mr, codes + g * kGroup * mr + in_block * 4);
     non_finite |= groups.non_finite;
   }
   return non_finite;

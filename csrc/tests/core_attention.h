@@ -34,8 +34,10 @@ class Cache {
 
   void append(int slot, int kv_head, const float* key, const float* value) {
     const int page = page_table_[static_cast<size_t>(slot / kPageTokens)], lane = slot % kPageTokens;
-    table_.append_key(kv_, page, lane, kv_head, key);
-    table_.append_value(kv_, page, lane, kv_head, value);
+    const int half = shape_.head_dim / 2;
+    table_.append_keys(kv_, page, lane, 1, kv_head, key, 0);
+    table_.append_values(kv_, page, lane, 1, kv_head, 0, half, value, 0);
+    table_.append_values(kv_, page, lane, 1, kv_head, half, shape_.head_dim, value + half, 0);
     for (int d = 0; d < shape_.head_dim; d++) {
       keys_[at(slot, kv_head) + static_cast<size_t>(d)] = rounded(key[d]);
       values_[at(slot, kv_head) + static_cast<size_t>(d)] = rounded(value[d]);

@@ -221,7 +221,7 @@ struct ActRows {
     uint32_t non_finite = 0;
     for (int row = 0; row < acts.rows; row += kBlockRows)
       non_finite |= table.quantise_rows(x + static_cast<size_t>(row) * ldx, ldx, std::min(kBlockRows, acts.rows - row),
-                                        acts, row);
+                                        acts, row, 0, acts.groups);
     return non_finite == 0;
   }
 
