@@ -156,16 +156,18 @@ class Program {
 
   void validate(const StepArgs& step) const;
   void plan(const StepArgs& step);
-  void plan_attention(const StepArgs& step);
+  void plan_attention();
+  void plan_narrowing();
+  bool narrow(int thread);
   int longest_context(int row, int num_rows) const;
   void allocate_scratch();
   bool is_coded(int buffer) const;
   bool is_quantised(const Instr& instr) const;
-  Acts acts_in(const Codes& codes, int num_rows, int inputs) const;
+  Acts acts_in(const Codes& codes, int inputs) const;
   void encode(const Instr& instr, const float* x, size_t ldx, int row, int num_rows, int column, int num_columns);
   void execute(int thread);
-  Inputs prepare(const Instr& instr, int thread, int num_rows, bool is_gathered);
-  void fill_inputs(const Instr& instr, const Inputs& inputs, int row, int num_rows, bool is_gathered);
+  Inputs prepare(const Instr& instr, int thread);
+  void fill_inputs(const Instr& instr, const Inputs& inputs, int row, int num_rows);
   void multiply(const PackedMatrix& w, int tile, int num_tiles, const Inputs& in, int thread, float* out, size_t ldo);
   void store_sum(const float* residual, const float* x, int n, float* out);
   int tiles_at_once(const PackedMatrix& w, int num_rows) const;
@@ -207,8 +209,15 @@ class Program {
   std::vector<Array<float>> outgrown_logits_;  // callers may still hold views of them
   std::vector<int32_t> argmax_;
 
+  // From this instruction on only the rows whose logits are wanted go on: their keys and values are all that the others
+  // leave behind. It is the last attention, or the LM head of a program without any.
+  size_t narrow_at_ = 0;
+  std::vector<int> narrowed_buffers_;  // what the instructions from there on read and did not make
+
   // The step that is running.
   const StepArgs* step_ = nullptr;
+  int num_rows_ = 0;  // in flight
+  bool is_narrow_ = false;
   std::vector<RowView> views_;
   std::vector<SlotRun> runs_;
   std::vector<AttendItem> items_;

@@ -7,19 +7,20 @@ namespace forerun {
 
 constexpr int kItemsPerThread = 3;  // attention items a thread should find, so that all end at about the same time
 
-void Program::plan_attention(const StepArgs& s) {
-  const int kv_heads = geometry_.num_kv_heads, longest = longest_context(0, s.num_rows);
+void Program::plan_attention() {
+  const int kv_heads = geometry_.num_kv_heads, longest = longest_context(0, num_rows_);
   // As many rows as share their reads of the cache, but enough items to keep all threads busy until the end.
-  const int64_t work = static_cast<int64_t>(s.num_rows) * kv_heads * std::max(1, longest / kSplit);
+  const int64_t work = static_cast<int64_t>(num_rows_) * kv_heads * std::max(1, longest / kSplit);
   const int64_t wanted = int64_t{kItemsPerThread} * pool_.num_threads();
   const int most_rows = kMaxPairs / (geometry_.num_heads / kv_heads);
   const int rows_at_once = static_cast<int>(std::clamp<int64_t>((work + wanted - 1) / wanted, 1, most_rows));
   items_.clear();
   parts_.clear();
   int num_parts = 0;
-  for (int r = 0; r < s.num_rows;) {
+  auto sequence = [&](int row) { return views_[static_cast<size_t>(row)].page_table; };
+  for (int r = 0; r < num_rows_;) {
     int n = 1;
-    while (r + n < s.num_rows && n < rows_at_once && s.seq_ids[r + n] == s.seq_ids[r]) n++;
+    while (r + n < num_rows_ && n < rows_at_once && sequence(r + n) == sequence(r)) n++;
     const int num_splits = (longest_context(r, n) + kSplit - 1) / kSplit;
     for (int h = 0; h < kv_heads; h++) {
       items_.push_back({r, n, h, num_splits, num_parts});

@@ -14,65 +14,56 @@ bool Program::is_quantised(const Instr& instr) const {
   return false;
 }
 
-Acts Program::acts_in(const Codes& codes, int num_rows, int inputs) const {
-  const bool is_amx = kernels_.has_amx && num_rows > kPrivateRows;
-  return {codes.codes.get(), codes.scale.get(), codes.scaled_sum.get(), codes.bias.get(), num_rows, inputs,
+Acts Program::acts_in(const Codes& codes, int inputs) const {
+  const bool is_amx = kernels_.has_amx && num_rows_ > kPrivateRows;
+  return {codes.codes.get(), codes.scale.get(), codes.scaled_sum.get(), codes.bias.get(), num_rows_, inputs,
           inputs / kGroup,   is_amx ? kAmxRows : kBlockRows};
 }
 
-Program::Inputs Program::prepare(const Instr& instr, int thread, int num_rows, bool is_gathered) {
+Program::Inputs Program::prepare(const Instr& instr, int thread) {
   const Buffer& in = buffers_[static_cast<size_t>(instr.in)];
   Inputs inputs;
   if (in.is_coded) {
-    inputs.acts = acts_in(in.codes, num_rows, in.width);
+    inputs.acts = acts_in(in.codes, in.width);
     return inputs;
   }
-  const bool is_private = num_rows <= kPrivateRows;
+  const bool is_private = num_rows_ <= kPrivateRows;
   const ThreadScratch& t = is_private ? scratch_[static_cast<size_t>(thread)] : shared_;
-  inputs.acts = acts_in(t.codes, num_rows, in.width);
+  inputs.acts = acts_in(t.codes, in.width);
   if (!is_quantised(instr)) inputs.acts.groups = 0;
-  const bool is_direct = instr.norm < 0 && !is_gathered;
+  const bool is_direct = instr.norm < 0;
   inputs.rows = is_direct ? in.data.get() : t.rows.get();
   inputs.stride = static_cast<size_t>(is_direct ? in.stride : max_inputs_);
-  const int num_fills = (num_rows + kBlockRows - 1) / kBlockRows;
+  const int num_fills = (num_rows_ + kBlockRows - 1) / kBlockRows;
   const Range r = is_private ? Range{0, num_fills} : share(num_fills, thread, pool_.num_threads());
   for (int i = r.begin; i < r.end; i++)
-    fill_inputs(instr, inputs, i * kBlockRows, std::min(kBlockRows, num_rows - i * kBlockRows), is_gathered);
+    fill_inputs(instr, inputs, i * kBlockRows, std::min(kBlockRows, num_rows_ - i * kBlockRows));
   if (!is_private) pool_.barrier();
   return inputs;
 }
 
 // Rows [row, row + num_rows), at most kBlockRows, of what a linear map reads.
-void Program::fill_inputs(const Instr& instr, const Inputs& inputs, int row, int num_rows, bool is_gathered) {
+void Program::fill_inputs(const Instr& instr, const Inputs& inputs, int row, int num_rows) {
   const Buffer& in = buffers_[static_cast<size_t>(instr.in)];
   const float* x[kBlockRows];
-  for (int i = 0; i < num_rows; i++) {
-    const int source = is_gathered ? step_->logit_rows[row + i] : row + i;
-    x[i] = in.data.get() + static_cast<size_t>(source) * in.stride;
-  }
+  for (int i = 0; i < num_rows; i++) x[i] = in.data.get() + static_cast<size_t>(row + i) * in.stride;
   float* mine = const_cast<float*>(inputs.rows) + static_cast<size_t>(row) * inputs.stride;
   if (instr.norm >= 0)
     kernels_.rms_norm(x, num_rows, vectors_[static_cast<size_t>(instr.norm)], instr.eps, in.width, mine, inputs.stride);
-  else if (is_gathered)
-    for (int i = 0; i < num_rows; i++)
-      std::memcpy(mine + static_cast<size_t>(i) * inputs.stride, x[i], sizeof(float) * static_cast<size_t>(in.stride));
   uint32_t non_finite = 0;
   if (inputs.acts.groups > 0)
     non_finite = kernels_.quantise_rows(mine, inputs.stride, num_rows, inputs.acts, row, 0, inputs.acts.groups);
   else
     for (int i = 0; i < num_rows; i++)
       if (!kernels_.is_finite(mine + static_cast<size_t>(i) * inputs.stride, in.width)) non_finite |= 1u << i;
-  for (; non_finite; non_finite &= non_finite - 1) {
-    const int bad = row + __builtin_ctz(non_finite);
-    flag_non_finite(instr, is_gathered ? step_->logit_rows[bad] : bad);
-  }
+  for (; non_finite; non_finite &= non_finite - 1) flag_non_finite(instr, row + __builtin_ctz(non_finite));
 }
 
 // Quantises columns [column, column + num_columns), whole groups, of rows [row, row + num_rows) of instr.out from x.
 void Program::encode(const Instr& instr, const float* x, size_t ldx, int row, int num_rows, int column,
                      int num_columns) {
   const Buffer& out = buffers_[static_cast<size_t>(instr.out)];
-  const Acts acts = acts_in(out.codes, step_->num_rows, out.width);
+  const Acts acts = acts_in(out.codes, out.width);
   while (num_rows > 0) {
     const int n = std::min(num_rows, kBlockRows - row % kBlockRows);
     uint32_t non_finite = kernels_.quantise_rows(x, ldx, n, acts, row, column / kGroup, num_columns / kGroup);
@@ -113,7 +104,7 @@ void Program::store_sum(const float* residual, const float* x, int n, float* out
 // Some tiles of a matrix whose first output is column `column` of instr.out, and their epilogue.
 void Program::multiply_tiles(const Instr& instr, const PackedMatrix& w, int column, Range tiles, const Inputs& in,
                              int thread) {
-  const int num_rows = step_->num_rows;
+  const int num_rows = num_rows_;
   const Buffer& out = buffers_[static_cast<size_t>(instr.out)];
   const size_t ldo = static_cast<size_t>(out.stride);
   const float* residual = instr.residual < 0 ? nullptr : buffers_[static_cast<size_t>(instr.residual)].data.get();
@@ -137,7 +128,7 @@ void Program::multiply_tiles(const Instr& instr, const PackedMatrix& w, int colu
 }
 
 void Program::run_linear(const Instr& instr, int thread) {
-  const Inputs in = prepare(instr, thread, step_->num_rows, false);
+  const Inputs in = prepare(instr, thread);
   const bool is_qkv = instr.layer >= 0;
   const QkvShare mine = is_qkv ? qkv_share(thread) : QkvShare{};
   int column = 0;
@@ -160,8 +151,8 @@ void Program::run_linear(const Instr& instr, int thread) {
 }
 
 void Program::run_gated(const Instr& instr, int thread) {
-  const int num_rows = step_->num_rows;
-  const Inputs in = prepare(instr, thread, num_rows, false);
+  const int num_rows = num_rows_;
+  const Inputs in = prepare(instr, thread);
   const Buffer& out = buffers_[static_cast<size_t>(instr.out)];
   const PackedMatrix& gate = matrices_[static_cast<size_t>(instr.weights[0])];
   const PackedMatrix& up = matrices_[static_cast<size_t>(instr.weights[1])];
@@ -193,9 +184,8 @@ void Program::run_gated(const Instr& instr, int thread) {
 }
 
 void Program::run_logits(const Instr& instr, int thread) {
-  const int num_rows = step_->num_logit_rows;
-  if (num_rows == 0) return;
-  const Inputs in = prepare(instr, thread, num_rows, true);
+  const int num_rows = num_rows_;
+  const Inputs in = prepare(instr, thread);
   const PackedMatrix& w = matrices_[static_cast<size_t>(instr.weights[0])];
   const size_t ldo = static_cast<size_t>(logit_stride());
   const Range tiles = share(w.tiles, thread, pool_.num_threads());
@@ -229,7 +219,7 @@ void Program::run_logits(const Instr& instr, int thread) {
 void Program::keep_best(const Instr& instr, int row, int id, int n, Best* best) {
   const float* x = logits_.get() + static_cast<size_t>(row) * static_cast<size_t>(logit_stride()) + id;
   float value;
-  if (!kernels_.largest(x, n, &value)) return flag_non_finite(instr, step_->logit_rows[row]);
+  if (!kernels_.largest(x, n, &value)) return flag_non_finite(instr, row);
   if (best->id < 0 || value > best->value) *best = {value, id};
 }
 

@@ -1,6 +1,7 @@
 // One step: checks, plan, and the loop over instructions.
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <stdexcept>
 
 #include "program.h"
@@ -31,8 +32,10 @@ void Program::validate(const StepArgs& s) const {
             "an ancestor's slot is outside the page table");
   }
   check(s.num_logit_rows <= s.num_rows, "there are more logit rows than rows");
-  for (int r = 0; r < s.num_logit_rows; r++)
+  for (int r = 0; r < s.num_logit_rows; r++) {
     check(s.logit_rows[r] >= 0 && s.logit_rows[r] < s.num_rows, "a logit row is outside the step");
+    check(r == 0 || s.logit_rows[r] > s.logit_rows[r - 1], "logit rows are not ascending");
+  }
 }
 
 void Program::Codes::allocate(int rows, int inputs) {
@@ -86,6 +89,45 @@ void Program::allocate_scratch() {
   }
   num_counters_ = instrs_.size();
   next_item_ = std::make_unique<std::atomic<int>[]>(num_counters_);
+  plan_narrowing();
+}
+
+void Program::plan_narrowing() {
+  narrow_at_ = instrs_.size();
+  for (size_t i = 0; i < instrs_.size(); i++)
+    if (instrs_[i].op == Op::Attention || (instrs_[i].op == Op::Logits && narrow_at_ == instrs_.size())) narrow_at_ = i;
+  std::vector<bool> is_made(buffers_.size(), false);
+  for (size_t i = narrow_at_; i < instrs_.size(); i++) {
+    for (const int b : {instrs_[i].in, instrs_[i].residual}) {
+      if (b < 0 || is_made[static_cast<size_t>(b)]) continue;
+      is_made[static_cast<size_t>(b)] = true;
+      narrowed_buffers_.push_back(b);
+    }
+    if (instrs_[i].out >= 0) is_made[static_cast<size_t>(instrs_[i].out)] = true;
+  }
+}
+
+// Keeps the rows whose logits are wanted. Returns false when there are none.
+bool Program::narrow(int thread) {
+  const StepArgs& s = *step_;
+  if (s.num_logit_rows == 0) return false;
+  if (s.num_logit_rows == s.num_rows) return true;
+  if (thread == 0) {
+    for (int r = 0; r < s.num_logit_rows; r++) {  // ascending: no row is overwritten before it is read
+      const size_t to = static_cast<size_t>(r), from = static_cast<size_t>(s.logit_rows[r]);
+      views_[to] = views_[from];
+      for (const int b : narrowed_buffers_) {
+        const Buffer& buffer = buffers_[static_cast<size_t>(b)];
+        const size_t stride = static_cast<size_t>(buffer.stride);
+        std::memmove(buffer.data.get() + to * stride, buffer.data.get() + from * stride, stride * sizeof(float));
+      }
+    }
+    num_rows_ = s.num_logit_rows;
+    is_narrow_ = true;
+    plan_attention();
+  }
+  pool_.barrier();
+  return true;
 }
 
 void Program::plan(const StepArgs& s) {
@@ -103,7 +145,9 @@ void Program::plan(const StepArgs& s) {
     else
       runs_.push_back({r, 1, page, lane});
   }
-  plan_attention(s);
+  num_rows_ = s.num_rows;
+  is_narrow_ = false;
+  plan_attention();
   for (size_t i = 0; i < num_counters_; i++) next_item_[i].store(0, std::memory_order_relaxed);
   const size_t need = static_cast<size_t>(s.num_logit_rows) * static_cast<size_t>(logit_stride());
   if (need > logits_capacity_) {
@@ -143,6 +187,7 @@ void Program::forward(const StepArgs& step) {
 void Program::execute(int thread) {
   for (size_t i = 0; i < instrs_.size(); i++) {
     const Instr& instr = instrs_[i];
+    if (i == narrow_at_ && !narrow(thread)) return;
     const Clock::time_point begin = is_profiling_ && thread == 0 ? Clock::now() : Clock::time_point{};
     switch (instr.op) {
       case Op::Embed: run_embed(instr, thread); break;
@@ -159,6 +204,7 @@ void Program::execute(int thread) {
 }
 
 void Program::flag_non_finite(const Instr& instr, int row) {
+  if (is_narrow_) row = step_->logit_rows[row];
   const int64_t mine = (static_cast<int64_t>(&instr - instrs_.data()) << 32) | row;
   int64_t least = non_finite_.load();
   while (mine < least && !non_finite_.compare_exchange_weak(least, mine)) {
@@ -168,7 +214,7 @@ void Program::flag_non_finite(const Instr& instr, int row) {
 void Program::run_embed(const Instr& instr, int thread) {
   const PackedMatrix& table = matrices_[static_cast<size_t>(instr.weights[0])];
   Buffer& out = buffers_[static_cast<size_t>(instr.out)];
-  const Range r = share(step_->num_rows, thread, pool_.num_threads());
+  const Range r = share(num_rows_, thread, pool_.num_threads());
   for (int row = r.begin; row < r.end; row++)
     kernels_.dequantise_row(table, step_->token_ids[row], out.data.get() + static_cast<size_t>(row) * out.stride);
 }
