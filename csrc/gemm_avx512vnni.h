@@ -17,11 +17,23 @@ inline __m512i broadcast_quad(const int8_t* p) {
   return _mm512_set1_epi32(word);
 }
 
-// Bytes that each stream of weights is fetched ahead. A tile group is a few dozen cycles of work, far less than the latency
-// of memory, so the hardware's own prefetcher alone leaves the two adding up instead of overlapping.
-constexpr size_t kPrefetchBytes = 2048;
+// Weights are fetched ahead of their use: a tile group is a few dozen cycles of work, far less than the latency of memory, so
+// the hardware's own prefetcher alone leaves the two adding up instead of overlapping.
+//
+// Few rows wait for memory only, and for them the nearest cache is the best. More rows leave little time for it: fetches to
+// L1 in one stream would wait for its few line buffers, with the load ports behind them, so those go further ahead and to L2.
+template <int MR>
+constexpr bool kIsFetchedToL1 = MR <= 4;
+template <int MR>
+constexpr size_t kFetchBytes = kIsFetchedToL1<MR> ? 2048 : 8192;
 
-inline void prefetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
+template <int MR>
+inline void fetch(const uint8_t* p) {
+  if constexpr (kIsFetchedToL1<MR>)
+    _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
+  else  // stays where it is written; compilers gather what nothing depends on at the top of the loop
+    asm volatile("prefetcht1 %0" ::"m"(*p));
+}
 
 // MR rows times RB tiles. One float chain per output over ascending groups: minimum first, then the scaled dot.
 template <int MR, int RB, bool kIsQ4>
@@ -37,10 +49,10 @@ inline void gemm_block(const PackedMatrix& w, int tile, const int8_t* a, const f
   // A tile is fetched as the one stream that it is in memory, scales and codes alike, and past its end goes on with the tile
   // that this stream takes next; so no line waits for memory but the very first.
   constexpr size_t kGroupBytes = kIsQ4 ? 5 * 64 : 8 * 64 + 32;
-  size_t fetched = w.codes_at + kPrefetchBytes;
+  size_t fetched = w.codes_at + kFetchBytes<MR>;
   for (int g = 0; g < w.groups; g++, fetched += kGroupBytes) {
     const uint8_t* ahead = w.tile(tile) + (fetched < next ? fetched : fetched + (RB - 1) * next);
-    for (int r = 0; r < RB; r++) prefetch(ahead + r * next + kGroupBytes - 64);
+    for (int r = 0; r < RB; r++) fetch<MR>(ahead + r * next + kGroupBytes - 64);
     __m512i acc[RB][MR];
     for (int r = 0; r < RB; r++)
       for (int m = 0; m < MR; m++)
@@ -50,7 +62,7 @@ inline void gemm_block(const PackedMatrix& w, int tile, const int8_t* a, const f
       for (int j = 0; j < 4; j++) {
         __m512i lo[RB], hi[RB];
         for (int r = 0; r < RB; r++) {
-          prefetch(ahead + r * next + static_cast<size_t>(j) * 64);
+          fetch<MR>(ahead + r * next + static_cast<size_t>(j) * 64);
           __m512i v = _mm512_load_si512(codes + r * next + static_cast<size_t>(j) * 64);
           lo[r] = _mm512_and_si512(v, nibble);
           hi[r] = _mm512_and_si512(_mm512_srli_epi16(v, 4), nibble);
@@ -70,7 +82,7 @@ inline void gemm_block(const PackedMatrix& w, int tile, const int8_t* a, const f
       for (int q = 0; q < kQuads; q++) {
         __m512i v[RB];
         for (int r = 0; r < RB; r++) {
-          prefetch(ahead + r * next + static_cast<size_t>(q) * 64);
+          fetch<MR>(ahead + r * next + static_cast<size_t>(q) * 64);
           v[r] = _mm512_load_si512(codes + r * next + static_cast<size_t>(q) * 64);
         }
         for (int m = 0; m < MR; m++) {

@@ -189,7 +189,7 @@ void gemm_quant(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts
     const uint8_t* codes = data + w.codes_at;
     if (is_q4) {
       for (int g = 0; g < w.groups; g++) {
-        for (int line = 0; line < 4; line++) prefetch(codes + (static_cast<size_t>(g) * 4 + line) * 64 + kPrefetchBytes);
+        for (int line = 0; line < 4; line++) fetch<1>(codes + (static_cast<size_t>(g) * 4 + line) * 64 + kFetchBytes<1>);
         unpack_q4(codes + static_cast<size_t>(g) * 256, scratch + static_cast<size_t>(g) * kCodesGroup);
       }
       codes = scratch;
