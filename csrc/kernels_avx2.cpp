@@ -8,6 +8,9 @@
 namespace forerun {
 namespace {
 
+// Bytes that the weights are fetched ahead, to L2: see gemm_avx512vnni.h.
+constexpr size_t kFetchBytes = 8192;
+
 // Eight u4 x s8 pair sums stay below 8 * 15 * 127 * 2 = 30480, inside s16.
 template <int MR, bool kIsQ4>
 inline void gemm_half(const PackedMatrix& w, const uint8_t* tile, int half, const int8_t* a, const float* xs,
@@ -18,7 +21,11 @@ inline void gemm_half(const PackedMatrix& w, const uint8_t* tile, int half, cons
   const uint8_t* codes = tile + w.codes_at + 32 * half;
   __m256 f[MR];
   for (int m = 0; m < MR; m++) f[m] = _mm256_setzero_ps();
-  for (int g = 0; g < w.groups; g++) {
+  constexpr size_t kGroupBytes = kIsQ4 ? 5 * 64 : 8 * 64 + 32;
+  const uint8_t* ahead = tile + w.codes_at + kFetchBytes;
+  for (int g = 0; g < w.groups; g++, ahead += kGroupBytes) {
+    if (half == 0)  // the other half reads the same lines
+      for (size_t i = 0; i < kGroupBytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(ahead + i), _MM_HINT_T1);
     __m256i lo_acc[MR], hi_acc[MR];  // q4 uses lo_acc alone
     for (int m = 0; m < MR; m++) lo_acc[m] = hi_acc[m] = _mm256_setzero_si256();
     const int8_t* ag = a + static_cast<size_t>(g) * kQuads * MR * 4;
