@@ -15,7 +15,7 @@ constexpr int kEight = 8;
 struct EightGroups {
   __m512i pairs[kEight / 2];
   __m256 scale;
-  uint32_t non_finite;  // bit i: group i holds a NaN or an infinity, and its codes and scale are zero
+  uint32_t non_finite;  // bit i: group i holds a NaN or an infinity, and its codes mean nothing
 };
 
 // The largest magnitudes of eight groups, as bits of a float; integers, so that a NaN is larger than all numbers.
@@ -36,17 +36,12 @@ inline __m256i largest_magnitudes(const __m512 (&a)[kEight], const __m512 (&b)[k
   return _mm512_castsi512_si256(_mm512_shuffle_i32x4(x, x, 0x08));
 }
 
-template <bool kIsMasked>
-inline void round_groups(const __m512 (&a)[kEight], const __m512 (&b)[kEight], const float* inv, __mmask8 is_wanted,
-                         __m512i* pairs) {
+inline void round_groups(const __m512 (&a)[kEight], const __m512 (&b)[kEight], const float* inv, __m512i* pairs) {
   __m512i words[kEight];
 #pragma GCC unroll 8
   for (int i = 0; i < kEight; i++) {
     const __m512 by = _mm512_set1_ps(inv[i]);
-    const __mmask16 mask = kIsMasked && !(is_wanted >> i & 1) ? 0 : 0xffff;
-    const __m512i lo = _mm512_maskz_cvtps_epi32(mask, _mm512_mul_ps(a[i], by));
-    const __m512i hi = _mm512_maskz_cvtps_epi32(mask, _mm512_mul_ps(b[i], by));
-    words[i] = _mm512_packs_epi32(lo, hi);
+    words[i] = _mm512_packs_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(a[i], by)), _mm512_cvtps_epi32(_mm512_mul_ps(b[i], by)));
   }
 #pragma GCC unroll 4
   for (int i = 0; i < kEight / 2; i++) pairs[i] = _mm512_packs_epi16(words[2 * i], words[2 * i + 1]);
@@ -71,10 +66,7 @@ inline EightGroups quantise_eight(const float* x, size_t stride, int num) {
   out.scale = _mm256_maskz_div_ps(is_wanted, amax, _mm256_set1_ps(127.0f));
   alignas(32) float inv[kEight];
   _mm256_store_ps(inv, _mm256_maskz_div_ps(is_wanted, _mm256_set1_ps(127.0f), amax));
-  if (is_wanted == 0xff)
-    round_groups<false>(a, b, inv, is_wanted, out.pairs);
-  else
-    round_groups<true>(a, b, inv, is_wanted, out.pairs);
+  round_groups(a, b, inv, out.pairs);
   return out;
 }
 

@@ -43,6 +43,12 @@ class Cache {
       values_[at(slot, kv_head) + static_cast<size_t>(d)] = rounded(value[d]);
     }
   }
+  // Slots [begin, begin + num) of one page at once, as a prompt or a draft leaves them; rows lie ld floats apart.
+  void append_run(int begin, int num, int kv_head, const float* keys, const float* values, size_t ld) {
+    const int page = page_table_[static_cast<size_t>(begin / kPageTokens)], lane = begin % kPageTokens;
+    table_.append_keys(kv_, page, lane, num, kv_head, keys, ld);
+    table_.append_values(kv_, page, lane, num, kv_head, 0, shape_.head_dim, values, ld);
+  }
   // What earlier requests may have left: nothing that a row does not see may reach it.
   void fill_with_garbage() {
     const float nan = std::numeric_limits<float>::quiet_NaN(), large = 3e38f;
@@ -77,6 +83,32 @@ class Cache {
   std::vector<int32_t> page_table_;
   std::vector<float> keys_, values_;
 };
+
+// Runs of every place and length within a page give the bytes of one token after the other, and touch no other.
+inline void check_runs(Rng& rng, const AttentionShape& shape) {
+  const size_t d = static_cast<size_t>(shape.head_dim), ld = d + 3;
+  for (const KernelTable* table : all_tables()) {
+    Rng pages(1);
+    Cache one_by_one(pages, shape, reference());
+    pages = Rng(1);
+    Cache runs(pages, shape, *table);
+    one_by_one.fill_with_garbage();
+    runs.fill_with_garbage();
+    for (int round = 0; round < 40; round++) {
+      const int begin = rng.between(0, shape.num_slots - 1), left = shape.num_slots - begin;
+      const int num = rng.between(1, std::min(left, kPageTokens - begin % kPageTokens)), head = rng.between(0, 1);
+      const std::vector<float> keys = random_floats(rng, static_cast<size_t>(num) * ld);
+      const std::vector<float> values = random_floats(rng, static_cast<size_t>(num) * ld);
+      runs.append_run(begin, num, head, keys.data(), values.data(), ld);
+      for (int i = 0; i < num; i++) {
+        const size_t at = static_cast<size_t>(i) * ld;
+        one_by_one.append(begin + i, head, keys.data() + at, values.data() + at);
+      }
+      CHECK(same_bits(one_by_one.data(), runs.data()), "%s: %d tokens from slot %d, head size %d, f32 %d", table->name,
+            num, begin, shape.head_dim, shape.is_f32);
+    }
+  }
+}
 
 // The slots a row sees, in logical order.
 inline std::vector<int> seen_slots(const RowView& row) {
@@ -282,6 +314,7 @@ inline void test_attention() {
         check_appended(shape, *cache, want ? *want : *cache, table->name);
         if (!want) want = std::move(cache);
       }
+      check_runs(rng, shape);
     }
   }
   // Exactly at and around the borders of a split and of a page.

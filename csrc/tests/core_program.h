@@ -49,10 +49,11 @@ inline void test_pool() {
 
 // A llama of two layers with random weights of one format.
 struct Model {
-  static constexpr int kHidden = 64, kInner = 96, kVocab = 83, kPages = 40, kMaxRows = 40;
+  static constexpr int kHidden = 64, kInner = 96, kVocab = 407, kPages = 40, kMaxRows = 40;
   SourceFormat source;
   int num_heads, num_kv_heads, head_dim;
   bool is_kv_f32;
+  SourceFormat down = source;  // of the matrix that reads what the gate lets through
 
   int qkv() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
 
@@ -62,10 +63,11 @@ struct Model {
     for (int i = 0; i < head_dim / 2; i++) inv_freq.push_back(std::pow(10000.0, -2.0 * i / head_dim));
     auto program = std::make_unique<Program>(g, inv_freq, num_threads, table);
     Rng rng(77);
-    auto matrix = [&](int outputs, int inputs) {
-      const std::vector<uint8_t> bytes = tame_source(rng, outputs, inputs);
-      return program->add_matrix(source, outputs, inputs, bytes.data(), nullptr);
+    auto matrix_as = [&](SourceFormat format, int outputs, int inputs) {
+      const std::vector<uint8_t> bytes = tame_source(rng, format, outputs, inputs);
+      return program->add_matrix(format, outputs, inputs, bytes.data(), nullptr);
     };
+    auto matrix = [&](int outputs, int inputs) { return matrix_as(source, outputs, inputs); };
     auto norm = [&](int n) {
       std::vector<float> w(static_cast<size_t>(n));
       for (float& x : w) x = rng.uniform(0.5f, 1.5f);
@@ -73,7 +75,11 @@ struct Model {
     };
     const int x = program->add_buffer(kHidden), q = program->add_buffer(qkv());
     const int attended = program->add_buffer(num_heads * head_dim), inner = program->add_buffer(kInner);
-    const int embedding = matrix(kVocab, kHidden);
+    // The last tokens are the first ones again: the largest logit is often there twice, further apart than a thread's tiles.
+    std::vector<int32_t> rows;
+    for (int n = 0; n < kVocab; n++) rows.push_back(n % 300);
+    const std::vector<uint8_t> table_bytes = tame_source(rng, source, kVocab, kHidden);
+    const int embedding = program->add_matrix(source, kVocab, kHidden, table_bytes.data(), rows.data());
     program->add(instr(Op::Embed, -1, -1, x, {embedding}, -1, -1));
     for (int layer = 0; layer < 2; layer++) {
       const std::vector<int> maps{matrix(num_heads * head_dim, kHidden), matrix(num_kv_heads * head_dim, kHidden),
@@ -83,7 +89,7 @@ struct Model {
       program->add(instr(Op::LinearAdd, attended, x, x, {matrix(kHidden, num_heads * head_dim)}, -1, -1));
       const std::vector<int> gate_up{matrix(kInner, kHidden), matrix(kInner, kHidden)};
       program->add(instr(Op::Gated, x, -1, inner, gate_up, norm(kHidden), -1));
-      program->add(instr(Op::LinearAdd, inner, x, x, {matrix(kHidden, kInner)}, -1, -1));
+      program->add(instr(Op::LinearAdd, inner, x, x, {matrix_as(down, kHidden, kInner)}, -1, -1));
     }
     program->add(instr(Op::Logits, x, -1, -1, {embedding}, norm(kHidden), -1));
     return program;
@@ -103,7 +109,7 @@ struct Model {
     return i;
   }
   // Weights of order a tenth, so that activations stay of order one.
-  std::vector<uint8_t> tame_source(Rng& rng, int outputs, int inputs) const {
+  static std::vector<uint8_t> tame_source(Rng& rng, SourceFormat source, int outputs, int inputs) {
     std::vector<uint8_t> data(source_row_bytes(source, inputs) * static_cast<size_t>(outputs));
     uint8_t* p = data.data();
     auto put_half = [&](float x) {
@@ -129,12 +135,19 @@ struct Model {
   }
 };
 
-// Rows of one sequence and what they see; owns the arrays of a step.
+// Rows of sequences and what they see; owns the arrays of a step.
 struct Rows {
   std::vector<int32_t> token_ids, positions, slots, visible_len, tail_base, seq_ids, page_table, logit_rows;
   std::vector<uint64_t> tail_mask;
 
+  int num_seqs = 1;
+
   explicit Rows(std::vector<int32_t> table) : page_table(std::move(table)) {}
+  // What is added from here on belongs to another sequence; its table is as long as the first.
+  void next_sequence(const std::vector<int32_t>& table) {
+    page_table.insert(page_table.end(), table.begin(), table.end());
+    num_seqs++;
+  }
   void add(int token_id, int position, int slot, int visible, int base = 0, uint64_t mask = 0) {
     logit_rows.push_back(static_cast<int32_t>(token_ids.size()));
     token_ids.push_back(token_id);
@@ -143,9 +156,9 @@ struct Rows {
     visible_len.push_back(visible);
     tail_base.push_back(base);
     tail_mask.push_back(mask);
-    seq_ids.push_back(0);
+    seq_ids.push_back(num_seqs - 1);
   }
-  // Logits [rows][vocabulary] of one pass.
+  // Logits [logit rows][vocabulary] of one pass.
   std::vector<float> forward(Program& program) const {
     const StepArgs step{static_cast<int>(token_ids.size()),
                         token_ids.data(),
@@ -156,8 +169,8 @@ struct Rows {
                         tail_mask.data(),
                         seq_ids.data(),
                         page_table.data(),
-                        1,
-                        static_cast<int>(page_table.size()),
+                        num_seqs,
+                        static_cast<int>(page_table.size()) / num_seqs,
                         logit_rows.data(),
                         static_cast<int>(logit_rows.size())};
     program.forward(step);
@@ -194,6 +207,51 @@ inline std::vector<float> run_text(Program& program, const std::vector<int>& tex
     out.insert(out.end(), logits.begin(), logits.end());
   }
   return out;
+}
+
+// Passes that want the logits of some of their rows, or of none.
+inline void check_wanted_rows(Program& program, const std::vector<int>& text, const std::vector<float>& want, Rng& rng) {
+  for (size_t at = 0; at < text.size();) {
+    Rows rows(page_order(1));
+    const size_t begin = at, num = static_cast<size_t>(rng.between(1, Model::kMaxRows));
+    for (; at < text.size() && at < begin + num; at++) {
+      const int slot = static_cast<int>(at);
+      rows.add(text[at], slot, slot, slot + 1);
+    }
+    std::vector<int32_t> wanted;
+    const int one_in = 1 << rng.between(0, 6);
+    for (const int32_t row : rows.logit_rows)
+      if (rng.between(1, one_in) == 1) wanted.push_back(row);
+    rows.logit_rows = wanted;
+    const std::vector<float> got = rows.forward(program);
+    for (size_t r = 0; r < wanted.size(); r++)
+      CHECK(std::memcmp(got.data() + r * Model::kVocab,
+                        want.data() + (begin + static_cast<size_t>(wanted[r])) * Model::kVocab, Model::kVocab * 4) == 0,
+            "row %d of %zu, one of %zu", wanted[r], at - begin, wanted.size());
+  }
+}
+
+// Two sequences in one pass, the second's slots going on in the page where the first's stop: each as if alone.
+inline void check_two_sequences(const Model& model, const KernelTable& table, const std::vector<int>& text) {
+  const auto together = model.bind(table, 2), alone = model.bind(table, 1);
+  std::vector<int32_t> tables[2] = {page_order(1), page_order(1)};
+  tables[0].resize(Model::kPages / 2);
+  tables[1].erase(tables[1].begin(), tables[1].begin() + Model::kPages / 2);
+  for (size_t at = 0; at + 10 <= text.size(); at += 10) {
+    Rows both(tables[0]);
+    std::vector<float> want;
+    for (size_t s = 0; s < 2; s++) {
+      if (s) both.next_sequence(tables[1]);
+      Rows one(tables[s]);
+      for (size_t i = 5 * s; i < 5 * s + 5; i++) {
+        const int slot = static_cast<int>(at / 2 + i % 5 + 5 * s);  // the second starts five slots further on
+        for (Rows* rows : {&both, &one}) rows->add(text[at + i], slot, slot, slot + 1);
+      }
+      const std::vector<float> logits = one.forward(*alone);
+      want.insert(want.end(), logits.begin(), logits.end());
+    }
+    CHECK(same_bits(want, both.forward(*together)), "%s at %zu", table.name, at);
+  }
 }
 
 // A tree after the text, nodes in tail slots: each equals its path as a chain. Then one path is moved and continued.
@@ -266,6 +324,12 @@ inline void test_program_refuses() {
   refused(0, 0, 0, 1, -1, 2, "a tail before the sequence");
   refused(0, 0, 0, 1, 1, uint64_t{1} << 63, "a tail past the pages");
   refused(0, 0, 0, 1, most, 1, "a tail whose end does not fit an int");
+  for (const std::vector<int32_t>& wanted : {std::vector<int32_t>{1, 0}, std::vector<int32_t>{1, 1}}) {
+    Rows rows(pages);
+    for (int slot = 0; slot < 2; slot++) rows.add(0, slot, slot, slot + 1);
+    rows.logit_rows = wanted;
+    check_refused(*program, rows, "logit rows that do not ascend");
+  }
 }
 
 inline void check_program(const Model& model, int text_len, size_t turn) {
@@ -278,9 +342,11 @@ inline void check_program(const Model& model, int text_len, size_t turn) {
     const auto program = model.bind(*table, 1 + static_cast<int>(turn % 3));
     CHECK(same_bits(want, run_text(*program, text, passes[turn / 2 % passes.size()], turn % 2 ? 1 : 7)),
           "%s, %s, head size %d, turn %zu", table->name, name_of(model.source), model.head_dim, turn);
+    check_wanted_rows(*program, text, want, rng);
     turn++;
   }
   check_tree(model, *all_tables().back(), 2, text);
+  check_two_sequences(model, *all_tables().back(), text);
 }
 
 inline void test_program() {
@@ -290,6 +356,9 @@ inline void test_program() {
     check_program({source, 4, 2, 16, source == SourceFormat::F16}, 41, turn++);
     check_program({source, 4, 1, 24, false}, 45, turn++);
   }
+  // What the gate lets through is quantised at once only if a quantised matrix reads it.
+  check_program({SourceFormat::Q4_1, 4, 2, 16, false, SourceFormat::F32}, 43, turn++);
+  check_program({SourceFormat::F32, 4, 2, 16, false, SourceFormat::Q8_0}, 43, turn++);
   // A split of attention ends within the text, and within the tree after it.
   check_program({SourceFormat::Q4_1, 4, 1, 24, true}, 270, turn++);
   check_program({SourceFormat::Q8_0, 3, 3, 32, false}, 250, turn++);

@@ -199,8 +199,7 @@ inline float weight_at(SourceFormat source, const uint8_t* row, int k) {
 // ---- activations
 // -----------------------------------------------------------------------------------------------------
 
-// Arrays of exactly the size the layout states. What pads an AMX block has zero codes, and scales that must not be
-// read.
+// Arrays of exactly the size the layout states. What pads an AMX block must not be read.
 struct ActRows {
   std::vector<int8_t> codes;
   std::vector<float> scale, scaled_sum;
@@ -210,7 +209,7 @@ struct ActRows {
   ActRows(int rows, int inputs, int block_rows) {
     const size_t padded = static_cast<size_t>(block_rows == kAmxRows ? round_up(rows, kAmxRows) : rows);
     const size_t groups = static_cast<size_t>(inputs / kGroup);
-    codes.assign(padded * static_cast<size_t>(inputs), 0);
+    codes.assign(padded * static_cast<size_t>(inputs), 77);
     scale.assign(padded * groups, std::numeric_limits<float>::quiet_NaN());
     scaled_sum = scale;
     bias.assign(padded * groups, -77777);
@@ -237,7 +236,7 @@ struct ActRows {
 };
 
 // One row of inputs, group by group: ordinary, all extremes, zero, too small for a scale, large, exact halves of a
-// step, or as near to halves as floats come.
+// step, as near to halves as floats come, or at the edge of too small.
 inline void fill_row(Rng& rng, float* x, int inputs) {
   for (int g = 0; g < inputs / kGroup; g++, x += kGroup) {
     const int kind = rng.between(0, 9);
@@ -249,6 +248,7 @@ inline void fill_row(Rng& rng, float* x, int inputs) {
              : kind == 1 ? 1e-38f * rng.bell()
              : kind == 2 ? 3.7f * sign
              : kind == 3 ? 1e15f * rng.bell()
+             : kind == 7 ? 1e-30f * sign
              : kind == 4 ? half
              : kind == 5 ? half * (amax / 127.0f)
                          : rng.bell();
@@ -256,6 +256,8 @@ inline void fill_row(Rng& rng, float* x, int inputs) {
     if (kind == 4) x[rng.between(0, kGroup - 1)] = 127.0f;  // the step is one, so the halves above are ties
     if (kind == 5) x[rng.between(0, kGroup - 1)] = amax;
     if (kind == 6) x[rng.between(0, kGroup - 1)] *= 100.0f;
+    // The least magnitude that has a scale is the next above 1e-30.
+    if (kind == 7 && rng.between(0, 1)) x[rng.between(0, kGroup - 1)] = std::nextafter(1e-30f, 1.0f);
   }
 }
 

@@ -260,15 +260,31 @@ void test_float_products() {
 // ---- rows
 // ------------------------------------------------------------------------------------------------------------
 
-void check_quantised(const std::vector<float>& x, int rows, int inputs, int block_rows) {
+// Some rows of a block and some groups at a time, as those do who quantise what they just made.
+void quantise_in_pieces(Rng& rng, const KernelTable& table, const std::vector<float>& x, ActRows& to) {
+  const Acts& acts = to.acts;
+  for (int row = 0, num_rows; row < acts.rows; row += num_rows) {
+    num_rows = rng.between(1, std::min(kBlockRows - row % kBlockRows, acts.rows - row));
+    for (int group = 0, num_groups; group < acts.groups; group += num_groups) {
+      num_groups = rng.between(1, acts.groups - group);
+      const float* from = x.data() + static_cast<size_t>(row) * acts.inputs + group * kGroup;
+      table.quantise_rows(from, static_cast<size_t>(acts.inputs), num_rows, acts, row, group, num_groups);
+    }
+  }
+}
+
+void check_quantised(Rng& rng, const std::vector<float>& x, int rows, int inputs, int block_rows) {
   ActRows want(rows, inputs, block_rows);
   CHECK(want.quantise(reference(), x.data(), static_cast<size_t>(inputs)), "finite rows");
   for (const KernelTable* table : all_tables()) {
     ActRows got(rows, inputs, block_rows);
     CHECK(got.quantise(*table, x.data(), static_cast<size_t>(inputs)), "%s", table->name);
-    CHECK(same_bits(want.codes, got.codes) && same_bits(want.scale, got.scale) && same_bits(want.bias, got.bias) &&
-              same_bits(want.scaled_sum, got.scaled_sum),
-          "%s, %d rows of %d, blocks of %d", table->name, rows, inputs, block_rows);
+    ActRows pieces(rows, inputs, block_rows);
+    quantise_in_pieces(rng, *table, x, pieces);
+    for (const ActRows* made : {&got, &pieces})
+      CHECK(same_bits(want.codes, made->codes) && same_bits(want.scale, made->scale) &&
+                same_bits(want.bias, made->bias) && same_bits(want.scaled_sum, made->scaled_sum),
+            "%s, %d rows of %d, blocks of %d", table->name, rows, inputs, block_rows);
   }
 }
 
@@ -277,8 +293,8 @@ void test_quantise() {
   for (int rows = 1; rows <= 40; rows++) {
     const int inputs = kGroup * rng.between(1, 6);
     const std::vector<float> x = random_rows(rng, rows, inputs);
-    check_quantised(x, rows, inputs, kBlockRows);
-    check_quantised(x, rows, inputs, kAmxRows);
+    check_quantised(rng, x, rows, inputs, kBlockRows);
+    check_quantised(rng, x, rows, inputs, kAmxRows);
     ActRows acts(rows, inputs, kBlockRows);
     acts.quantise(reference(), x.data(), static_cast<size_t>(inputs));
     for (int row = 0; row < rows; row++) {
@@ -305,6 +321,15 @@ void test_quantise_refuses_what_is_not_finite() {
         x[static_cast<size_t>(at)] = bad;
         ActRows acts(1, 3 * kGroup, kBlockRows);
         CHECK(!acts.quantise(*table, x.data(), x.size()), "%s, %g at %d", table->name, static_cast<double>(bad), at);
+      }
+    }
+    for (int rows = 1; rows <= kBlockRows; rows++) {
+      for (int bad = 0; bad < rows; bad++) {
+        std::vector<float> x(static_cast<size_t>(rows) * 2 * kGroup, 1.0f);
+        x[static_cast<size_t>(bad) * 2 * kGroup + kGroup + 5] = kInf;
+        ActRows acts(rows, 2 * kGroup, kBlockRows);
+        CHECK(table->quantise_rows(x.data(), 2 * kGroup, rows, acts.acts, 0, 0, 2) == 1u << bad, "%s: row %d of %d",
+              table->name, bad, rows);
       }
     }
     std::vector<float> largest(kGroup, std::numeric_limits<float>::max());
