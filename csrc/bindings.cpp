@@ -6,11 +6,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <chrono>
-#include <cstring>
 
 #include "cpu.h"
 #include "program.h"
+#include "stream.h"
 
 namespace nb = nanobind;
 using namespace forerun;
@@ -63,34 +62,9 @@ void forward(Program& program, Vector<int32_t> token_ids, Vector<int32_t> positi
   program.forward(step);
 }
 
-// Gigabytes per second that `num_threads` threads read from a buffer of `num_bytes`, best of a few passes.
-double stream_read_gb_per_s(int num_threads, size_t num_bytes) {
+double stream_read(int num_threads, size_t num_bytes) {
   nb::gil_scoped_release release;
-  Pool pool(num_threads);
-  constexpr size_t kAheadWords = 256;  // 2 KB
-  const size_t words = num_bytes / 64 * 8;
-  const Array<uint64_t> data(words);
-  pool.run([&](int t) { std::memset(data.get() + words / num_threads * t, 1, words / num_threads * 8); });
-  const uint64_t* p = data.get();
-  double best_s = 1e9;
-  std::atomic<uint64_t> sink{0};
-  for (int pass = 0; pass < 8; pass++) {
-    const auto begin = std::chrono::steady_clock::now();
-    pool.run([&](int t) {
-      const size_t from = words / 8 * static_cast<size_t>(t) / static_cast<size_t>(num_threads) * 8;
-      const size_t to = words / 8 * static_cast<size_t>(t + 1) / static_cast<size_t>(num_threads) * 8;
-      uint64_t sums[8] = {};
-      for (size_t i = from; i < to; i += 8) {
-        __builtin_prefetch(p + i + kAheadWords);  // as the kernels do; past the end it does nothing
-        for (size_t k = 0; k < 8; k++) sums[k] += p[i + k];
-      }
-      uint64_t total = 0;
-      for (uint64_t s : sums) total += s;
-      sink += total;
-    });
-    best_s = std::min(best_s, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-  }
-  return static_cast<double>(words * 8) / best_s / 1e9;
+  return stream_read_gb_per_s(num_threads, num_bytes);
 }
 
 }  // namespace
@@ -99,7 +73,7 @@ NB_MODULE(_native, m) {
   m.doc() = "The native CPU backend: programs, kernels and sampling.";
   m.def("available_isas", &available_isas, "Instruction sets this machine has, slowest first.");
   m.def("num_available_cpus", &num_available_cpus);
-  m.def("stream_read_gb_per_s", &stream_read_gb_per_s, nb::arg("num_threads"), nb::arg("num_bytes"));
+  m.def("stream_read_gb_per_s", &stream_read, nb::arg("num_threads"), nb::arg("num_bytes"));
   m.def(
       "exp_f32",
       [](const std::string& isa, Vector<float> x, nb::ndarray<float, nb::ndim<1>, nb::c_contig> out) {
