@@ -91,7 +91,7 @@ bool quantise_row(const float* x, const Acts& acts, int row, int group_begin, in
     float amax;
     std::memcpy(&amax, &bits, 4);
     alignas(64) int8_t group[kGroup];
-    int32_t sum = 0;
+    int32_t sums[2] = {};  // of each half
     float scale = 0.0f;
     // Below 1e-30 the reciprocal could leave the float range; such a group is zero.
     if (bits >= 0x7f800000u || !(amax > 1e-30f)) {
@@ -100,7 +100,7 @@ bool quantise_row(const float* x, const Acts& acts, int row, int group_begin, in
     } else {
       scale = amax / 127.0f;
       V inv = V::set1(127.0f / amax);
-      sum = store_codes(round_to_int(mul(a, inv)), round_to_int(mul(b, inv)), group);
+      store_codes(round_to_int(mul(a, inv)), round_to_int(mul(b, inv)), group, sums);
     }
     if (is_amx) {
       std::memcpy(codes + (static_cast<size_t>(g) * kAmxRows + in_block) * kGroup, group, kGroup);
@@ -110,9 +110,12 @@ bool quantise_row(const float* x, const Acts& acts, int row, int group_begin, in
       for (int q = 0; q < kQuads; q++)
         std::memcpy(codes + (static_cast<size_t>(g * kQuads + q) * mr + in_block) * 4, group + 4 * q, 4);
     }
-    acts.scale[at + static_cast<size_t>(g) * mr] = scale;
-    acts.scaled_sum[at + static_cast<size_t>(g) * mr] = scale * static_cast<float>(sum);
-    acts.bias[at + static_cast<size_t>(g) * mr] = -128 * sum;
+    const size_t i = at + static_cast<size_t>(g) * mr, half = 2 * (i - in_block) + in_block;
+    acts.scale[i] = scale;
+    acts.scaled_sum[i] = scale * static_cast<float>(sums[0] + sums[1]);
+    acts.bias[i] = -128 * (sums[0] + sums[1]);
+    acts.half_bias[half] = -32 * sums[0];
+    acts.half_bias[half + mr] = -32 * sums[1];
   }
   return is_finite;
 }
@@ -607,6 +610,44 @@ void gemm_f32(const PackedMatrix& w, int tile, int num_tiles, const float* x, si
 
 // ---- plain C++, the same for all ------------------------------------------------------------------------------------
 
+// The code at a byte of a quad vector of a group, as the file has it.
+inline int code_at(Format format, const uint8_t* codes, int quad, int byte) {
+  const int bits = code_bits(format);
+  if (bits == 8) return codes[quad * 64 + byte];
+  const int low = codes[quad / 2 * 64 + byte] >> (quad % 2 * 4) & 15;
+  const uint8_t* high = codes + code_bytes(Format::Q4);
+  if (bits == 5) return low | (high[quad * 8 + byte / 8] >> byte % 8 & 1) << 4;
+  if (bits == 6) return low | (high[quad / 4 * 64 + byte] >> (quad % 4 * 2) & 3) << 4;
+  return low;
+}
+
+// What turns the codes of one row's group into weights.
+struct LaneScale {
+  float scale;      // not of halved formats
+  float min;        // 0 without minima
+  float d;          // halved formats: what multiplies the scales of both halves
+  int halves[2];
+};
+
+inline LaneScale lane_scale(Format format, const uint8_t* tile, int g, int lane) {
+  const uint8_t* own = tile + scales_at(format, static_cast<size_t>(g));
+  const uint16_t* halfs = reinterpret_cast<const uint16_t*>(own);
+  if (is_super(format)) {
+    const size_t first = static_cast<size_t>(g / kSuperGroups * kSuperGroups);
+    halfs = reinterpret_cast<const uint16_t*>(tile + scales_at(format, first) - super_bytes(format));
+  }
+  LaneScale out{};
+  out.d = out.scale = half_to_float(halfs[lane]);
+  if (has_min(format)) out.min = half_to_float(halfs[16 + lane]);
+  if (is_halved(format)) {
+    for (int half = 0; half < 2; half++) out.halves[half] = static_cast<int8_t>(own[16 * half + lane]);
+  } else if (is_super(format)) {
+    out.scale *= static_cast<float>(own[lane]);
+    out.min *= -static_cast<float>(own[16 + lane]);
+  }
+  return out;
+}
+
 inline void dequantise_row(const PackedMatrix& w, int n, float* out) {
   const uint8_t* tile = w.tile(n / kTileRows);
   const int lane = n % kTileRows;
@@ -615,18 +656,14 @@ inline void dequantise_row(const PackedMatrix& w, int n, float* out) {
     for (int k = 0; k < w.inputs; k++) out[k] = values[static_cast<size_t>(k) * kTileRows + lane];
     return;
   }
-  const uint16_t* scales = reinterpret_cast<const uint16_t*>(tile);
-  const uint8_t* codes = tile + w.codes_at;
-  for (int k = 0; k < w.inputs; k++) {
-    const int g = k / kGroup, quad = k % kGroup / 4;
-    if (w.format == Format::Q4) {
-      const float s = half_to_float(scales[g * 32 + lane]), m = half_to_float(scales[g * 32 + 16 + lane]);
-      const uint8_t byte = codes[(static_cast<size_t>(g) * 4 + quad / 2) * 64 + lane * 4 + k % 4];
-      out[k] = s * static_cast<float>(quad % 2 ? byte >> 4 : byte & 15) + m;
-    } else {
-      const float s = half_to_float(scales[g * 16 + lane]);
-      const uint8_t byte = codes[(static_cast<size_t>(g) * kQuads + quad) * 64 + lane * 4 + k % 4];
-      out[k] = s * static_cast<float>(static_cast<int>(byte) - 128);
+  const int offset = w.format == Format::Q8 ? 128 : w.format == Format::Q5 ? 16 : is_halved(w.format) ? 32 : 0;
+  for (int g = 0; g < w.groups; g++) {
+    const uint8_t* codes = tile + w.codes_at + static_cast<size_t>(g) * code_bytes(w.format);
+    const LaneScale s = lane_scale(w.format, tile, g, lane);
+    for (int k = 0; k < kGroup; k++) {
+      const float code = static_cast<float>(code_at(w.format, codes, k / 4, lane * 4 + k % 4) - offset);
+      const float scale = is_halved(w.format) ? s.d * static_cast<float>(s.halves[k / 16]) : s.scale;
+      out[g * kGroup + k] = has_min(w.format) ? scale * code + s.min : scale * code;
     }
   }
 }

@@ -2,14 +2,10 @@
 #pragma once
 #include <immintrin.h>
 
-#include "layout.h"
+#include "decode_avx512.h"
 
 namespace forerun {
 namespace {
-
-inline __m512 load_half16(const uint16_t* p) {
-  return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(p)));
-}
 
 inline __m512i broadcast_quad(const int8_t* p) {
   int32_t word;
@@ -35,75 +31,73 @@ inline void fetch(const uint8_t* p) {
     asm volatile("prefetcht1 %0" ::"m"(*p));
 }
 
+// What the rows of one block of activations have in common with each tile.
+struct BlockActs {
+  const int8_t* codes;
+  const float *scale, *scaled_sum;
+  const int32_t *bias, *half_bias;
+
+  BlockActs(const Acts& acts, int block)
+      : codes(acts.block_codes(block)),
+        scale(acts.scale + acts.group_at(block)),
+        scaled_sum(acts.scaled_sum + acts.group_at(block)),
+        bias(acts.bias + acts.group_at(block)),
+        half_bias(acts.half_bias + 2 * acts.group_at(block)) {}
+};
+
 // MR rows times RB tiles. One float chain per output over ascending groups: minimum first, then the scaled dot.
-template <int MR, int RB, bool kIsQ4>
-inline void gemm_block(const PackedMatrix& w, int tile, const int8_t* a, const float* xs, const float* xsum,
-                       const int32_t* bias, float* out, size_t ldo) {
-  const __m512i nibble = _mm512_set1_epi8(15);
-  const uint8_t* codes = w.tile(tile) + w.codes_at;
-  const uint16_t* scales = reinterpret_cast<const uint16_t*>(w.tile(tile));
-  const size_t next = w.tile_bytes, next_scale = w.tile_bytes / 2;
+template <int MR, int RB, Format F>
+inline void gemm_block(const PackedMatrix& w, int tile, const BlockActs& x, float* out, size_t ldo) {
+  constexpr size_t kCodeBytes = code_bytes(F), kLines = kCodeBytes / 64;
+  constexpr size_t kGroupBytes = kCodeBytes + scale_bytes(F) + super_bytes(F) / kSuperGroups;
+  const size_t next = w.tile_bytes;
+  const uint8_t* tiles = w.tile(tile);
   __m512 f[RB][MR];
   for (int r = 0; r < RB; r++)
     for (int m = 0; m < MR; m++) f[r][m] = _mm512_setzero_ps();
   // A tile is fetched as the one stream that it is in memory, scales and codes alike, and past its end goes on with the tile
   // that this stream takes next; so no line waits for memory but the very first.
-  constexpr size_t kGroupBytes = kIsQ4 ? 5 * 64 : 8 * 64 + 32;
   size_t fetched = w.codes_at + kFetchBytes<MR>;
   for (int g = 0; g < w.groups; g++, fetched += kGroupBytes) {
-    const uint8_t* ahead = w.tile(tile) + (fetched < next ? fetched : fetched + (RB - 1) * next);
-    for (int r = 0; r < RB; r++) fetch<MR>(ahead + r * next + kGroupBytes - 64);
-    __m512i acc[RB][MR];
+    const uint8_t* ahead = tiles + (fetched < next ? fetched : fetched + (RB - 1) * next);
     for (int r = 0; r < RB; r++)
-      for (int m = 0; m < MR; m++)
-        acc[r][m] = kIsQ4 ? _mm512_setzero_si512() : _mm512_set1_epi32(bias[g * MR + m]);
-    if constexpr (kIsQ4) {
+      for (size_t line = kLines; line * 64 < kGroupBytes; line++) fetch<MR>(ahead + r * next + line * 64);
+    const uint8_t* codes = tiles + w.codes_at + static_cast<size_t>(g) * kCodeBytes;
+    const int8_t* a = x.codes + static_cast<size_t>(g) * kGroup * MR;
+    __m512i acc[RB][MR];
+    __m512 halves[RB][MR];  // of halved formats: integers, exact in float
+    Scales<F> s[RB];
+    for (int r = 0; r < RB; r++) s[r] = load_scales<F>(tiles + r * next, static_cast<size_t>(g));
 #pragma GCC unroll 4
-      for (int j = 0; j < 4; j++) {
-        __m512i lo[RB], hi[RB];
-        for (int r = 0; r < RB; r++) {
-          fetch<MR>(ahead + r * next + static_cast<size_t>(j) * 64);
-          __m512i v = _mm512_load_si512(codes + r * next + static_cast<size_t>(j) * 64);
-          lo[r] = _mm512_and_si512(v, nibble);
-          hi[r] = _mm512_and_si512(_mm512_srli_epi16(v, 4), nibble);
-        }
-        for (int m = 0; m < MR; m++) {
-          const __m512i x = broadcast_quad(a + ((2 * j) * MR + m) * 4);
-          for (int r = 0; r < RB; r++) acc[r][m] = _mm512_dpbusd_epi32(acc[r][m], lo[r], x);
-        }
-        for (int m = 0; m < MR; m++) {
-          const __m512i x = broadcast_quad(a + ((2 * j + 1) * MR + m) * 4);
-          for (int r = 0; r < RB; r++) acc[r][m] = _mm512_dpbusd_epi32(acc[r][m], hi[r], x);
-        }
+    for (int j = 0; j < 4; j++) {
+      if (j == 0 || (is_halved(F) && j == 2)) {
+        for (int r = 0; r < RB; r++)
+          for (int m = 0; m < MR; m++) acc[r][m] = first_sum<F>(x.bias + g * MR + m, x.half_bias + (2 * g + j / 2) * MR + m);
       }
-      codes += 4 * 64;
-    } else {
-#pragma GCC unroll 8
-      for (int q = 0; q < kQuads; q++) {
-        __m512i v[RB];
-        for (int r = 0; r < RB; r++) {
-          fetch<MR>(ahead + r * next + static_cast<size_t>(q) * 64);
-          v[r] = _mm512_load_si512(codes + r * next + static_cast<size_t>(q) * 64);
-        }
-        for (int m = 0; m < MR; m++) {
-          const __m512i x = broadcast_quad(a + (q * MR + m) * 4);
-          for (int r = 0; r < RB; r++) acc[r][m] = _mm512_dpbusd_epi32(acc[r][m], v[r], x);
-        }
+      __m512i lo[RB], hi[RB];
+      for (int r = 0; r < RB; r++) {
+        for (size_t line = j * kLines / 4; line < (j + 1) * kLines / 4; line++) fetch<MR>(ahead + r * next + line * 64);
+        decode_quads<F>(codes + r * next, j, &lo[r], &hi[r]);
       }
-      codes += kQuads * 64;
+      for (int m = 0; m < MR; m++) {
+        const __m512i quad = broadcast_quad(a + ((2 * j) * MR + m) * 4);
+        for (int r = 0; r < RB; r++) acc[r][m] = _mm512_dpbusd_epi32(acc[r][m], lo[r], quad);
+      }
+      for (int m = 0; m < MR; m++) {
+        const __m512i quad = broadcast_quad(a + ((2 * j + 1) * MR + m) * 4);
+        for (int r = 0; r < RB; r++) acc[r][m] = _mm512_dpbusd_epi32(acc[r][m], hi[r], quad);
+      }
+      if (is_halved(F) && j == 1)
+        for (int r = 0; r < RB; r++)
+          for (int m = 0; m < MR; m++) halves[r][m] = first_half<F>(acc[r][m], s[r]);
     }
-    a += kQuads * MR * 4;
     for (int r = 0; r < RB; r++) {
-      const __m512 s = load_half16(scales + r * next_scale);
-      if constexpr (kIsQ4) {
-        const __m512 mn = load_half16(scales + r * next_scale + 16);
-        for (int m = 0; m < MR; m++) f[r][m] = _mm512_fmadd_ps(mn, _mm512_set1_ps(xsum[g * MR + m]), f[r][m]);
-      }
+      if constexpr (has_min(F))
+        for (int m = 0; m < MR; m++) f[r][m] = add_min<F>(s[r], _mm512_set1_ps(x.scaled_sum[g * MR + m]), f[r][m]);
       for (int m = 0; m < MR; m++)
-        f[r][m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[r][m]), _mm512_mul_ps(s, _mm512_set1_ps(xs[g * MR + m])),
-                                  f[r][m]);
+        f[r][m] = _mm512_fmadd_ps(group_sum<F>(acc[r][m], halves[r][m], s[r]),
+                                  _mm512_mul_ps(s[r].scale, _mm512_set1_ps(x.scale[g * MR + m])), f[r][m]);
     }
-    scales += kIsQ4 ? 32 : 16;
   }
   for (int r = 0; r < RB; r++)
     for (int m = 0; m < MR; m++) _mm512_storeu_ps(out + m * ldo + 16 * r, f[r][m]);
@@ -115,41 +109,28 @@ constexpr int tiles_at_once() {
   return MR <= 2 ? 4 : MR <= 4 ? 3 : 1;
 }
 
-template <int MR>
+template <Format F, int MR>
 void gemm_rows(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts, int block, float* out, size_t ldo) {
   constexpr int RB = tiles_at_once<MR>();
-  const int8_t* a = acts.block_codes(block);
-  const size_t at = acts.group_at(block);
-  const float *xs = acts.scale + at, *xsum = acts.scaled_sum + at;
-  const int32_t* bias = acts.bias + at;
+  const BlockActs x(acts, block);
   int t = 0;
-  if (w.format == Format::Q4) {
-    for (; t + RB <= num_tiles; t += RB) gemm_block<MR, RB, true>(w, tile + t, a, xs, xsum, bias, out + 16 * t, ldo);
-    for (; t < num_tiles; t++) gemm_block<MR, 1, true>(w, tile + t, a, xs, xsum, bias, out + 16 * t, ldo);
-  } else {
-    for (; t + RB <= num_tiles; t += RB) gemm_block<MR, RB, false>(w, tile + t, a, xs, xsum, bias, out + 16 * t, ldo);
-    for (; t < num_tiles; t++) gemm_block<MR, 1, false>(w, tile + t, a, xs, xsum, bias, out + 16 * t, ldo);
-  }
+  for (; t + RB <= num_tiles; t += RB) gemm_block<MR, RB, F>(w, tile + t, x, out + 16 * t, ldo);
+  for (; t < num_tiles; t++) gemm_block<MR, 1, F>(w, tile + t, x, out + 16 * t, ldo);
 }
 
-inline void gemm_rows_of(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts, int block, float* out,
-                         size_t ldo) {
-  switch (acts.block_size(block)) {
-    case 1: return gemm_rows<1>(w, tile, num_tiles, acts, block, out, ldo);
-    case 2: return gemm_rows<2>(w, tile, num_tiles, acts, block, out, ldo);
-    case 3: return gemm_rows<3>(w, tile, num_tiles, acts, block, out, ldo);
-    case 4: return gemm_rows<4>(w, tile, num_tiles, acts, block, out, ldo);
-    case 5: return gemm_rows<5>(w, tile, num_tiles, acts, block, out, ldo);
-    case 6: return gemm_rows<6>(w, tile, num_tiles, acts, block, out, ldo);
-    case 7: return gemm_rows<7>(w, tile, num_tiles, acts, block, out, ldo);
-    default: return gemm_rows<8>(w, tile, num_tiles, acts, block, out, ldo);
-  }
+template <Format F>
+void gemm_format(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts, float* out, size_t ldo) {
+  using Rows = void (*)(const PackedMatrix&, int, int, const Acts&, int, float*, size_t);
+  static constexpr Rows kRows[kBlockRows] = {gemm_rows<F, 1>, gemm_rows<F, 2>, gemm_rows<F, 3>, gemm_rows<F, 4>,
+                                             gemm_rows<F, 5>, gemm_rows<F, 6>, gemm_rows<F, 7>, gemm_rows<F, 8>};
+  for (int block = 0; block < acts.num_blocks(); block++)
+    kRows[acts.block_size(block) - 1](w, tile, num_tiles, acts, block, out + static_cast<size_t>(block) * kBlockRows * ldo,
+                                      ldo);
 }
 
 inline void gemm_quads(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts, float* out, size_t ldo,
                        uint8_t*) {
-  for (int block = 0; block < acts.num_blocks(); block++)
-    gemm_rows_of(w, tile, num_tiles, acts, block, out + static_cast<size_t>(block) * kBlockRows * ldo, ldo);
+  with_format(w.format, [&](auto format) { gemm_format<decltype(format)::value>(w, tile, num_tiles, acts, out, ldo); });
 }
 
 }  // namespace

@@ -10,12 +10,12 @@
 namespace forerun {
 namespace {
 
-// Tile products and vector arithmetic take turns over at most this many groups. While any tile instruction is in
+// Tile products and vector arithmetic take turns over at most this many products. While any tile instruction is in
 // flight, even a tilezero, a core does one 512-bit operation a cycle instead of two (64 FMAs: 31 cycles alone, 62
 // beside one), so the two are kept apart. The integers between them stay in L1: 9 KB of them beside the weights and
 // the activations that stream past (with 18 KB they push each other out). A turn costs about 45 cycles, so fewer
-// groups lose as well.
-constexpr int kGroupsAtOnce = 9;
+// lose as well.
+constexpr int kProductsAtOnce = 9;
 constexpr size_t kActsGroup = kAmxRows * kGroup, kCodesGroup = kTileRows * kGroup;  // bytes
 
 struct alignas(64) TileConfig {
@@ -50,83 +50,110 @@ inline void tile_multiply() {
   asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kActs), "i"(kWeights));
 }
 
-// Tiles 0 to 3: int32 sums [rows][16 outputs]. 4, 5: activations [rows][32 inputs].
-// 6, 7: weights [8 quads][16 outputs][4].
-void configure(int rows) {
+// One product covers a group, or of halved formats half a group. How the two operands of product i lie in memory.
+template <Format F>
+constexpr int kProducts = is_halved(F) ? 2 : 1;  // of a group
+template <Format F>
+inline const int8_t* acts_of(const int8_t* acts, size_t i) {
+  if constexpr (is_halved(F)) return acts + i / 2 * kActsGroup + i % 2 * (kGroup / 2);
+  return acts + i * kActsGroup;
+}
+template <Format F>
+inline const uint8_t* codes_of(const uint8_t* codes, size_t i) {
+  return codes + i * kCodesGroup / kProducts<F>;
+}
+
+// Tiles 0 to 3: int32 sums [rows][16 outputs]. 4, 5: activations [rows][inputs of a product].
+// 6, 7: weights [quads][16 outputs][4].
+void configure(int rows, int products) {
   TileConfig config;
   for (int t = 0; t < 8; t++) {
     const bool is_acts = t == 4 || t == 5, is_weights = t == 6 || t == 7;
-    config.rows[t] = static_cast<uint8_t>(is_weights ? kQuads : rows);
-    config.colsb[t] = is_acts ? kGroup : 64;
+    config.rows[t] = static_cast<uint8_t>(is_weights ? kQuads / products : rows);
+    config.colsb[t] = static_cast<uint16_t>(is_acts ? kGroup / products : 64);
   }
   asm volatile("ldtilecfg %0" ::"m"(config));
 }
 
 // Weight codes of one group as plain bytes, 512 of them.
-inline void unpack_q4(const uint8_t* codes, uint8_t* out) {
-  const __m512i nibble = _mm512_set1_epi8(15);
+template <Format F>
+inline void unpack(const uint8_t* codes, uint8_t* out) {
   for (int j = 0; j < 4; j++) {
-    const __m512i v = _mm512_load_si512(codes + j * 64);
-    _mm512_store_si512(out + 2 * j * 64, _mm512_and_si512(v, nibble));
-    _mm512_store_si512(out + (2 * j + 1) * 64, _mm512_and_si512(_mm512_srli_epi16(v, 4), nibble));
+    __m512i lo, hi;
+    decode_quads<F>(codes, j, &lo, &hi);
+    _mm512_store_si512(out + 2 * j * 64, lo);
+    _mm512_store_si512(out + (2 * j + 1) * 64, hi);
   }
 }
 
-// The integer products of one group into sums tile kSums.
-template <int kSums>
-inline void multiply_group(const int8_t* acts, const uint8_t* codes) {
+// The integers of product i into sums tile kSums.
+template <Format F, int kSums>
+inline void multiply_one(const int8_t* acts, const uint8_t* codes, int i) {
   tile_zero<kSums>();
-  tile_load<4 + kSums % 2>(acts, kGroup);
-  tile_load<6 + kSums % 2>(codes, 64);
+  tile_load<4 + kSums % 2>(acts_of<F>(acts, static_cast<size_t>(i)), kGroup);
+  tile_load<6 + kSums % 2>(codes_of<F>(codes, static_cast<size_t>(i)), 64);
   tile_multiply<kSums, 4 + kSums % 2, 6 + kSums % 2>();
 }
 
-// The integer products of n groups to dots[n][16 rows][16 outputs]. A sums tile is stored three products after its own,
-// when it is ready: 25 cycles a group instead of 34.
-inline void multiply_groups(const int8_t* acts, const uint8_t* codes, int n, int32_t (*dots)[kAmxRows * 16]) {
-  for (int i = 0; i < n + 3; i += 4, acts += 4 * kActsGroup, codes += 4 * kCodesGroup) {
-    if (i < n) multiply_group<0>(acts, codes);
+using Dots = int32_t[kAmxRows * 16];
+
+// The integers of n products to dots[n]. A sums tile is stored three products after its own, when it is ready: 25 cycles a
+// product instead of 34.
+template <Format F>
+inline void multiply_groups(const int8_t* acts, const uint8_t* codes, int n, Dots* dots) {
+  for (int i = 0; i < n + 3; i += 4) {
+    if (i < n) multiply_one<F, 0>(acts, codes, i);
     if (i >= 3 && i - 3 < n) tile_store<1>(dots[i - 3], 64);
-    if (i + 1 < n) multiply_group<1>(acts + kActsGroup, codes + kCodesGroup);
+    if (i + 1 < n) multiply_one<F, 1>(acts, codes, i + 1);
     if (i >= 2 && i - 2 < n) tile_store<2>(dots[i - 2], 64);
-    if (i + 2 < n) multiply_group<2>(acts + 2 * kActsGroup, codes + 2 * kCodesGroup);
+    if (i + 2 < n) multiply_one<F, 2>(acts, codes, i + 2);
     if (i >= 1 && i - 1 < n) tile_store<3>(dots[i - 1], 64);
-    if (i + 3 < n) multiply_group<3>(acts + 3 * kActsGroup, codes + 3 * kCodesGroup);
+    if (i + 3 < n) multiply_one<F, 3>(acts, codes, i + 3);
     if (i < n) tile_store<0>(dots[i], 64);
   }
 }
 
-// Folds the sums of group g into the chains: minimum first, then the scaled dot.
-template <int MR, bool kIsQ4>
-__attribute__((always_inline)) inline void fold_group(const int32_t* dots, const uint16_t* scales, const float* xs,
-                                                      const float* xsum, const int32_t* bias, int g, __m512 (&f)[MR]) {
-  const __m512 s = load_half16(scales + g * (kIsQ4 ? 32 : 16));
-  __m512 mn = _mm512_setzero_ps();
-  if constexpr (kIsQ4) mn = load_half16(scales + g * 32 + 16);
-  xs += g * kAmxRows;
-  xsum += g * kAmxRows;
-  bias += g * kAmxRows;
+// Activations of one block, at its first group.
+struct TileActs {
+  const int8_t* codes;
+  const float *scale, *scaled_sum;
+  const int32_t *bias, *half_bias;
+};
+
+// Folds the integers of group g into the chains: minimum first, then the scaled integer.
+template <int MR, Format F>
+__attribute__((always_inline)) inline void fold_group(const Dots* dots, const uint8_t* tile, const TileActs& x, size_t g,
+                                                      __m512 (&f)[MR]) {
+  const Scales<F> s = load_scales<F>(tile, g);
+  const float *scale = x.scale + g * kAmxRows, *scaled_sum = x.scaled_sum + g * kAmxRows;
+  const int32_t* bias = is_halved(F) ? x.half_bias + 2 * g * kAmxRows : x.bias + g * kAmxRows;
 #pragma GCC unroll 16
   for (int m = 0; m < MR; m++) {
-    __m512i dot = _mm512_load_si512(dots + 16 * m);
-    if constexpr (kIsQ4)
-      f[m] = _mm512_fmadd_ps(mn, _mm512_set1_ps(xsum[m]), f[m]);
-    else
-      dot = _mm512_add_epi32(dot, _mm512_set1_epi32(bias[m]));
-    f[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(s, _mm512_set1_ps(xs[m])), f[m]);
+    __m512i dot = _mm512_load_si512(dots[0] + 16 * m);
+    __m512 half = _mm512_setzero_ps();
+    if constexpr (has_min(F)) f[m] = add_min<F>(s, _mm512_set1_ps(scaled_sum[m]), f[m]);
+    if constexpr (is_halved(F) || is_offset(F)) dot = _mm512_add_epi32(dot, _mm512_set1_epi32(bias[m]));
+    if constexpr (is_halved(F)) {
+      half = first_half<F>(dot, s);
+      dot = _mm512_add_epi32(_mm512_load_si512(dots[1] + 16 * m), _mm512_set1_epi32(bias[kAmxRows + m]));
+    }
+    f[m] = _mm512_fmadd_ps(group_sum<F>(dot, half, s), _mm512_mul_ps(s.scale, _mm512_set1_ps(scale[m])), f[m]);
   }
 }
 
+inline void prefetch_lines(const void* p, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 64) _mm_prefetch(static_cast<const char*>(p) + i, _MM_HINT_T0);
+}
+
 // Fetches what group g of an activation block takes into L1. All blocks pass by once a tile, so they come from L2.
-template <bool kIsQ4>
-inline void prefetch_acts(const int8_t* acts, const float* xs, const float* xsum, const int32_t* bias, int g) {
-  const int at = g * kAmxRows;
-  const void* minor = kIsQ4 ? static_cast<const void*>(xsum + at) : bias + at;
-  _mm_prefetch(reinterpret_cast<const char*>(xs + at), _MM_HINT_T0);
-  _mm_prefetch(static_cast<const char*>(minor), _MM_HINT_T0);
-  acts += static_cast<size_t>(g) * kActsGroup;
-#pragma GCC unroll 8
-  for (size_t i = 0; i < kActsGroup; i += 64) _mm_prefetch(reinterpret_cast<const char*>(acts + i), _MM_HINT_T0);
+template <Format F>
+inline void prefetch_acts(const TileActs& x, size_t g) {
+  const size_t at = g * kAmxRows;
+  prefetch_lines(x.scale + at, 64);
+  if (has_min(F)) prefetch_lines(x.scaled_sum + at, 64);
+  if (is_offset(F)) prefetch_lines(x.bias + at, 64);
+  if (is_halved(F)) prefetch_lines(x.half_bias + 2 * at, 128);
+  prefetch_lines(x.codes + g * kActsGroup, kActsGroup);
 }
 
 // Fetches part `part` of `parts` of the tile at `data` into L2.
@@ -136,15 +163,15 @@ inline void prefetch_tile(const uint8_t* data, size_t bytes, int part, int parts
   for (size_t i = 0; i < share; i += 64) _mm_prefetch(reinterpret_cast<const char*>(data + i), _MM_HINT_T1);
 }
 
-// Rows [0, MR) of one activation block times one tile.
-template <int MR, bool kIsQ4>
-void multiply_tile(const uint8_t* codes, const uint16_t* scales, int groups, const Acts& acts, int block, float* out,
+// The first `rows` rows of one activation block, at most MR, times one tile. `codes` are the tile's as bytes.
+template <int MR, Format F>
+void multiply_tile(const uint8_t* tile, const uint8_t* codes, int groups, const Acts& acts, int block, int rows, float* out,
                    size_t ldo) {
-  const int8_t* a = acts.block_codes(block);
-  const float *xs = acts.scale + acts.group_at(block), *xsum = acts.scaled_sum + acts.group_at(block);
-  const int32_t* bias = acts.bias + acts.group_at(block);
-  alignas(64) int32_t dots[kGroupsAtOnce][kAmxRows * 16];
-  const int turns = (groups + kGroupsAtOnce - 1) / kGroupsAtOnce;
+  constexpr int kAtOnce = kProductsAtOnce / kProducts<F>;
+  const size_t at = acts.group_at(block);
+  const TileActs x{acts.block_codes(block), acts.scale + at, acts.scaled_sum + at, acts.bias + at, acts.half_bias + 2 * at};
+  alignas(64) Dots dots[kProductsAtOnce];
+  const int turns = (groups + kAtOnce - 1) / kAtOnce;
   __m512 f[MR];
 #pragma GCC unroll 16
   for (int m = 0; m < MR; m++) {
@@ -152,57 +179,54 @@ void multiply_tile(const uint8_t* codes, const uint16_t* scales, int groups, con
     __builtin_prefetch(out + static_cast<size_t>(m) * ldo, 1, 3);  // fetched for writing while the products are made
   }
   for (int turn = 0, first = 0; turn < turns; turn++) {
-    const int end = groups * (turn + 1) / turns;
-    multiply_groups(a + static_cast<size_t>(first) * kActsGroup, codes + static_cast<size_t>(first) * kCodesGroup,
-                    end - first, dots);
-    for (int g = first; g < end; g++) {
+    const int end = groups * (turn + 1) / turns, n = end - first;
+    multiply_groups<F>(x.codes + static_cast<size_t>(first) * kActsGroup, codes + static_cast<size_t>(first) * kCodesGroup,
+                       n * kProducts<F>, dots);
+    for (int i = 0; i < n; i++) {
       // The next turn's, or after the last turn those of the next block: tile loads that wait for L2 cost about 7 % in all.
-      prefetch_acts<kIsQ4>(a, xs, xsum, bias, g + end - first);
-      fold_group<MR, kIsQ4>(dots[g - first], scales, xs, xsum, bias, g, f);
+      prefetch_acts<F>(x, static_cast<size_t>(end + i));
+      fold_group<MR, F>(dots + i * kProducts<F>, tile, x, static_cast<size_t>(first + i), f);
     }
     first = end;
   }
 #pragma GCC unroll 16
-  for (int m = 0; m < MR; m++) _mm512_storeu_ps(out + m * ldo, f[m]);
+  for (int m = 0; m < MR; m++)
+    if (m < rows) _mm512_storeu_ps(out + static_cast<size_t>(m) * ldo, f[m]);
 }
 
-using TileKernel = void (*)(const uint8_t*, const uint16_t*, int, const Acts&, int, float*, size_t);
-
-template <bool kIsQ4>
-constexpr TileKernel kTileKernels[kAmxRows + 1] = {
-    nullptr,
-    multiply_tile<1, kIsQ4>,  multiply_tile<2, kIsQ4>,  multiply_tile<3, kIsQ4>,  multiply_tile<4, kIsQ4>,
-    multiply_tile<5, kIsQ4>,  multiply_tile<6, kIsQ4>,  multiply_tile<7, kIsQ4>,  multiply_tile<8, kIsQ4>,
-    multiply_tile<9, kIsQ4>,  multiply_tile<10, kIsQ4>, multiply_tile<11, kIsQ4>, multiply_tile<12, kIsQ4>,
-    multiply_tile<13, kIsQ4>, multiply_tile<14, kIsQ4>, multiply_tile<15, kIsQ4>, multiply_tile<16, kIsQ4>,
-};
-
-void gemm_quant(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts, float* out, size_t ldo,
-                uint8_t* scratch) {
-  if (acts.block_rows != kAmxRows) return gemm_quads(w, tile, num_tiles, acts, out, ldo, scratch);
-  const bool is_q4 = w.format == Format::Q4;
-  const TileKernel* kernels = is_q4 ? kTileKernels<true> : kTileKernels<false>;
+template <Format F>
+void gemm_format(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts, float* out, size_t ldo,
+                 uint8_t* scratch) {
   const int num_blocks = acts.num_blocks();
   int configured = 0;
   for (int t = 0; t < num_tiles; t++) {
     const uint8_t* data = w.tile(tile + t);
     const uint8_t* codes = data + w.codes_at;
-    if (is_q4) {
-      for (int g = 0; g < w.groups; g++) {
-        for (int line = 0; line < 4; line++) fetch<1>(codes + (static_cast<size_t>(g) * 4 + line) * 64 + kFetchBytes<1>);
-        unpack_q4(codes + static_cast<size_t>(g) * 256, scratch + static_cast<size_t>(g) * kCodesGroup);
+    if constexpr (code_bits(F) < 8) {
+      for (size_t g = 0; g < static_cast<size_t>(w.groups); g++) {
+        const uint8_t* group = codes + g * code_bytes(F);
+        for (size_t i = 0; i < code_bytes(F); i += 64) fetch<1>(group + i + kFetchBytes<1>);
+        unpack<F>(group, scratch + g * kCodesGroup);
       }
       codes = scratch;
     }
     for (int block = 0; block < num_blocks; block++) {
       prefetch_tile(data + w.tile_bytes, w.tile_bytes, block, num_blocks);
       const int rows = acts.block_size(block);
-      if (rows != configured) configure(configured = rows);
-      kernels[rows](codes, reinterpret_cast<const uint16_t*>(data), w.groups, acts, block,
-                    out + static_cast<size_t>(block) * kAmxRows * ldo + 16 * t, ldo);
+      if (rows != configured) configure(configured = rows, kProducts<F>);
+      const auto multiply = rows <= 4 ? multiply_tile<4, F> : rows <= 8 ? multiply_tile<8, F> : multiply_tile<16, F>;
+      multiply(data, codes, w.groups, acts, block, rows, out + static_cast<size_t>(block) * kAmxRows * ldo + 16 * t, ldo);
     }
   }
   asm volatile("tilerelease");
+}
+
+void gemm_quant(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts, float* out, size_t ldo,
+                uint8_t* scratch) {
+  if (acts.block_rows != kAmxRows) return gemm_quads(w, tile, num_tiles, acts, out, ldo, scratch);
+  with_format(w.format, [&](auto format) {
+    gemm_format<decltype(format)::value>(w, tile, num_tiles, acts, out, ldo, scratch);
+  });
 }
 
 KernelTable make_table() {

@@ -6,22 +6,28 @@
 namespace forerun {
 namespace {
 
-// Integer dot product of one group, exact; `a` points at quad 0 of the row, quads `stride` bytes apart.
-int32_t group_dot(const PackedMatrix& w, const uint8_t* codes, int g, int lane, const int8_t* a, size_t stride) {
+// Integer dot product of the quads [begin, end) of one group, exact; `a` points at quad 0 of the row, quads `stride` bytes
+// apart.
+int32_t quads_dot(Format format, const uint8_t* codes, int lane, const int8_t* a, size_t stride, int begin, int end) {
+  const int offset = format == Format::Q8 ? 128 : format == Format::Q5 ? 16 : is_halved(format) ? 32 : 0;
   int32_t dot = 0;
-  for (int quad = 0; quad < kQuads; quad++) {
-    for (int i = 0; i < 4; i++) {
-      int32_t code;
-      if (w.format == Format::Q4) {
-        const uint8_t byte = codes[(static_cast<size_t>(g) * 4 + quad / 2) * 64 + lane * 4 + i];
-        code = quad % 2 ? byte >> 4 : byte & 15;
-      } else {
-        code = static_cast<int32_t>(codes[(static_cast<size_t>(g) * kQuads + quad) * 64 + lane * 4 + i]) - 128;
-      }
-      dot += code * a[quad * stride + i];
-    }
-  }
+  for (int quad = begin; quad < end; quad++)
+    for (int i = 0; i < 4; i++) dot += (code_at(format, codes, quad, lane * 4 + i) - offset) * a[quad * stride + i];
   return dot;
+}
+
+// Adds a group to a chain: minimum first, then the scaled integer.
+float add_group(const PackedMatrix& w, const uint8_t* tile, int g, int lane, const int8_t* a, size_t stride, float scale,
+                float scaled_sum, float f) {
+  const LaneScale s = lane_scale(w.format, tile, g, lane);
+  const uint8_t* codes = tile + w.codes_at + static_cast<size_t>(g) * code_bytes(w.format);
+  if (is_halved(w.format)) {
+    const int32_t sum = s.halves[0] * quads_dot(w.format, codes, lane, a, stride, 0, kQuads / 2) +
+                        s.halves[1] * quads_dot(w.format, codes, lane, a, stride, kQuads / 2, kQuads);
+    return std::fmaf(static_cast<float>(sum), s.d * scale, f);
+  }
+  if (has_min(w.format)) f = std::fmaf(s.min, scaled_sum, f);
+  return std::fmaf(static_cast<float>(quads_dot(w.format, codes, lane, a, stride, 0, kQuads)), s.scale * scale, f);
 }
 
 void gemm_block(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts, int block, float* out, size_t ldo) {
@@ -29,21 +35,13 @@ void gemm_block(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts
   const int8_t* a = acts.block_codes(block);
   const size_t at = acts.group_at(block);
   for (int t = 0; t < num_tiles; t++) {
-    const uint8_t* data = w.tile(tile + t);
-    const uint16_t* scales = reinterpret_cast<const uint16_t*>(data);
     for (int m = 0; m < mr; m++) {
       for (int lane = 0; lane < kTileRows; lane++) {
         float f = 0.0f;
         for (int g = 0; g < w.groups; g++) {
-          const int8_t* quads = a + (static_cast<size_t>(g) * kQuads * mr + m) * 4;
-          const float dot = static_cast<float>(group_dot(w, data + w.codes_at, g, lane, quads, 4u * mr));
           const size_t i = at + static_cast<size_t>(g) * mr + m;
-          if (w.format == Format::Q4) {
-            f = std::fmaf(half_to_float(scales[g * 32 + 16 + lane]), acts.scaled_sum[i], f);
-            f = std::fmaf(dot, half_to_float(scales[g * 32 + lane]) * acts.scale[i], f);
-          } else {
-            f = std::fmaf(dot, half_to_float(scales[g * 16 + lane]) * acts.scale[i], f);
-          }
+          f = add_group(w, w.tile(tile + t), g, lane, a + (static_cast<size_t>(g) * kQuads * mr + m) * 4, 4u * mr,
+                        acts.scale[i], acts.scaled_sum[i], f);
         }
         out[m * ldo + 16 * t + lane] = f;
       }

@@ -15,18 +15,73 @@ constexpr int kSplit = 256;      // logical positions of one softmax split
 constexpr int kMaxPairs = 36;    // (query row, head) pairs of an attention work item
 constexpr int kBlockPairs = 12;  // pairs that share a pass over a page, at most
 
-enum class Format : int { F32 = 0, Q8 = 1, Q4 = 2 };
+constexpr int kSuperGroups = 8;  // groups that share a K format's super-scales
 
-// One matrix in tiles of 16 output rows. Tail rows are zero codes with zero scales.
-//   Q4 tile:  [groups][16 fp16 scale | 16 fp16 min]  then codes [groups][4][64 bytes],
-//             low nibbles are quad 2j, high nibbles quad 2j + 1; w = scale * code + min
-//   Q8 tile:  [groups][16 fp16 scale], padded to 64 bytes, then codes [groups][8][64 bytes]; w = scale * (code - 128)
-//   F32 tile: [inputs][16 float]
-// A quad vector is [16 output rows][4 inputs] bytes.
+// How the weights of a matrix are packed; x is a code as the file has it. K formats keep two fp16 for eight groups and small
+// integers for each, whose products are exact in float32.
+enum class Format : int {
+  F32 = 0,
+  Q8 = 1,   // w = scale * (x - 128)                            Q8_0, IQ4_NL
+  Q4 = 2,   // w = scale * x + min                              Q4_0, Q4_1
+  Q5 = 3,   // w = scale * (x - 16)                             Q5_0
+  Q5M = 4,  // w = scale * x + min                              Q5_1
+  Q4K = 5,  // w = (d * scale) * x - (dmin * min)               Q4_K
+  Q5K = 6,  // w = (d * scale) * x - (dmin * min)               Q5_K
+  Q6K = 7,  // w = (d * scale of its half group) * (x - 32)     Q6_K, Q3_K
+};
+constexpr int kNumFormats = 8;
+
+constexpr int code_bits(Format f) {
+  return f == Format::Q4 || f == Format::Q4K ? 4 : f == Format::Q6K ? 6 : f == Format::Q8 ? 8 : 5;
+}
+constexpr bool is_super(Format f) { return f == Format::Q4K || f == Format::Q5K || f == Format::Q6K; }
+constexpr bool has_min(Format f) {
+  return f == Format::Q4 || f == Format::Q5M || f == Format::Q4K || f == Format::Q5K;
+}
+constexpr bool is_halved(Format f) { return f == Format::Q6K; }  // 16 inputs share a scale
+constexpr bool is_offset(Format f) { return f == Format::Q8 || f == Format::Q5; }  // codes reach the product as w + 128
+
+template <Format F>
+struct FormatIs {
+  static constexpr Format value = F;
+};
+
+// Calls f(FormatIs<format>{}) for a quantised format, so that it is a constant inside.
+template <class Fn>
+inline void with_format(Format format, Fn f) {
+  switch (format) {
+    case Format::Q4: return f(FormatIs<Format::Q4>{});
+    case Format::Q5: return f(FormatIs<Format::Q5>{});
+    case Format::Q5M: return f(FormatIs<Format::Q5M>{});
+    case Format::Q4K: return f(FormatIs<Format::Q4K>{});
+    case Format::Q5K: return f(FormatIs<Format::Q5K>{});
+    case Format::Q6K: return f(FormatIs<Format::Q6K>{});
+    default: return f(FormatIs<Format::Q8>{});
+  }
+}
+
+// Bytes of a tile's group: codes, and scales.
+constexpr size_t code_bytes(Format f) { return 64 * static_cast<size_t>(code_bits(f)); }
+constexpr size_t scale_bytes(Format f) { return has_min(f) && !is_super(f) ? 64 : 32; }
+constexpr size_t super_bytes(Format f) { return !is_super(f) ? 0 : has_min(f) ? 64 : 32; }
+// Where the scales of group g lie in a tile; those of a super-group follow its super-scales.
+constexpr size_t scales_at(Format f, size_t g) {
+  const size_t before = is_super(f) ? (g / kSuperGroups + 1) * super_bytes(f) : 0;
+  return before + g * scale_bytes(f);
+}
+
+// One matrix in tiles of 16 output rows. Tail rows are zero codes with zero scales. A tile is all its scales, padded to 64
+// bytes, then all its codes. Per group:
+//   scales  Q8, Q5: [16] fp16 scale     Q4, Q5M: [16] fp16 scale, [16] fp16 min
+//           K: before each eighth group [16] fp16 d, with minima [16] fp16 dmin; then [16] scale, [16] min as bytes;
+//           Q6K: [16] scale of inputs 0 to 15, [16] of 16 to 31, signed bytes
+//   codes   low four bits: [4][64], low nibbles are quad 2j, high nibbles quad 2j + 1   (Q8: whole bytes, [8][64])
+//           fifth bit: [8] words of 64 bits, one a quad     bits five and six: [2][64], two bits a quad from the lowest on
+// A quad vector is [16 output rows][4 inputs] bytes.   F32 tile: [inputs][16 float]
 struct PackedMatrix {
   Format format;
   int outputs;        // N, before padding to whole tiles
-  int inputs;         // K, a multiple of kGroup unless F32
+  int inputs;         // K, a multiple of kGroup, for K formats of 256, unless F32
   int tiles;          // ceil(N / 16)
   int groups;         // K / kGroup, 0 for F32
   size_t codes_at;    // bytes from a tile's start to its codes
@@ -38,13 +93,14 @@ struct PackedMatrix {
 
 // Quantised activations of a pass (A8): symmetric int8 per row and group, scale = amax / 127.
 // Rows lie in blocks; a block of mr rows starts at row0 = block * block_rows.
-//   quads (block_rows 8):  codes [K / 4][mr][4]          scale, scaled_sum, bias [groups][mr]
-//   AMX   (block_rows 16): codes [groups][16][32 bytes]  scale, scaled_sum, bias [groups][16]
+//   quads (block_rows 8):  codes [K / 4][mr][4]          scale, scaled_sum, bias [groups][mr], half_bias [groups][2][mr]
+//   AMX   (block_rows 16): codes [groups][16][32 bytes]  the same with mr = 16
 struct Acts {
   int8_t* codes;
   float* scale;
   float* scaled_sum;  // scale * sum of the group's codes, one rounding
   int32_t* bias;      // -128 * sum of the group's codes: turns a product with u8 codes w + 128 into one with w
+  int32_t* half_bias;  // -32 * sum of each half's codes: the same for codes w + 32
   int rows;
   int inputs;
   int groups;

@@ -6,7 +6,7 @@
 
 namespace forerun {
 
-enum class SourceFormat { F32, F16, Q4_0, Q4_1, Q8_0 };
+enum class SourceFormat { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL };
 
 // Parses a format's name; throws std::invalid_argument for another.
 SourceFormat source_format(const std::string& name);

@@ -99,7 +99,7 @@ class Program {
   struct Codes {
     Array<int8_t> codes;
     Array<float> scale, scaled_sum;
-    Array<int32_t> bias;
+    Array<int32_t> bias, half_bias;
     void allocate(int rows, int inputs);
     size_t num_bytes = 0;
   };

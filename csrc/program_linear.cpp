@@ -16,8 +16,9 @@ bool Program::is_quantised(const Instr& instr) const {
 
 Acts Program::acts_in(const Codes& codes, int inputs) const {
   const bool is_amx = kernels_.has_amx && num_rows_ > kPrivateRows;
-  return {codes.codes.get(), codes.scale.get(), codes.scaled_sum.get(), codes.bias.get(), num_rows_, inputs,
-          inputs / kGroup,   is_amx ? kAmxRows : kBlockRows};
+  return {codes.codes.get(),     codes.scale.get(), codes.scaled_sum.get(), codes.bias.get(),
+          codes.half_bias.get(), num_rows_,         inputs,                 inputs / kGroup,
+          is_amx ? kAmxRows : kBlockRows};
 }
 
 Program::Inputs Program::prepare(const Instr& instr, int thread) {

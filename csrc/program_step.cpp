@@ -44,7 +44,8 @@ void Program::Codes::allocate(int rows, int inputs) {
   scale = Array<float>(n / kGroup);
   scaled_sum = Array<float>(n / kGroup);
   bias = Array<int32_t>(n / kGroup);
-  num_bytes = n + 3 * n / kGroup * 4;
+  half_bias = Array<int32_t>(2 * n / kGroup);
+  num_bytes = n + 5 * n / kGroup * 4;
 }
 
 // Whether a gated activation makes the buffer and nothing but quantised matrices read it.

@@ -84,14 +84,41 @@ inline void transpose_quads(const __m512i* pairs, __m512i (&quads)[4]) {
   }
 }
 
-// Scale, scaled sum and bias of the groups, `mask` of them.
-inline void store_sums(const EightGroups& groups, const __m512i (&quads)[4], __mmask8 mask, const Acts& acts, size_t at) {
-  __m512i sums = _mm512_setzero_si512();
-  for (int j = 0; j < 4; j++) sums = _mm512_dpbusd_epi32(sums, _mm512_set1_epi8(1), quads[j]);
-  const __m256i sum = _mm256_add_epi32(_mm512_castsi512_si256(sums), _mm512_extracti64x4_epi64(sums, 1));
+inline __m256i shifted_negative(__m256i x, int bits) { return _mm256_slli_epi32(_mm256_sub_epi32(_mm256_setzero_si256(), x), bits); }
+
+// Scale, scaled sum and bias of the first `num` groups, side by side from `at` on. Returns the biases of their halves.
+struct HalfBiases {
+  __m256i half[2];
+};
+inline HalfBiases store_sums(const EightGroups& groups, const __m512i (&quads)[4], int num, const Acts& acts, size_t at) {
+  const __mmask8 mask = static_cast<__mmask8>((1 << num) - 1);
+  const __m512i ones = _mm512_set1_epi8(1);
+  __m256i sums[2];
+  for (int i = 0; i < 2; i++) {
+    __m512i pair = _mm512_dpbusd_epi32(_mm512_setzero_si512(), ones, quads[2 * i]);
+    pair = _mm512_dpbusd_epi32(pair, ones, quads[2 * i + 1]);
+    sums[i] = _mm256_add_epi32(_mm512_castsi512_si256(pair), _mm512_extracti64x4_epi64(pair, 1));
+  }
+  const __m256i sum = _mm256_add_epi32(sums[0], sums[1]);
   _mm256_mask_storeu_ps(acts.scale + at, mask, groups.scale);
   _mm256_mask_storeu_ps(acts.scaled_sum + at, mask, _mm256_mul_ps(groups.scale, _mm256_cvtepi32_ps(sum)));
-  _mm256_mask_storeu_epi32(acts.bias + at, mask, _mm256_mullo_epi32(sum, _mm256_set1_epi32(-128)));
+  _mm256_mask_storeu_epi32(acts.bias + at, mask, shifted_negative(sum, 7));
+  return {{shifted_negative(sums[0], 5), shifted_negative(sums[1], 5)}};
+}
+
+// Half biases of rows that share a group: all first halves, then all second ones `mr` further on.
+inline void store_half_biases(const HalfBiases& biases, int num, size_t mr, int32_t* out) {
+  const __mmask8 mask = static_cast<__mmask8>((1 << num) - 1);
+  for (size_t half = 0; half < 2; half++) _mm256_mask_storeu_epi32(out + half * mr, mask, biases.half[half]);
+}
+
+// Those of neighbouring groups of one row: both halves of the first, then of the next.
+inline void store_half_biases_alone(const HalfBiases& biases, int num, int32_t* out) {
+  const __m256i low = _mm256_unpacklo_epi32(biases.half[0], biases.half[1]);   // groups 0, 1, 4, 5
+  const __m256i high = _mm256_unpackhi_epi32(biases.half[0], biases.half[1]);  // 2, 3, 6, 7
+  const uint32_t mask = (1u << 2 * num) - 1;
+  _mm256_mask_storeu_epi32(out, static_cast<__mmask8>(mask), _mm256_permute2x128_si256(low, high, 0x20));
+  _mm256_mask_storeu_epi32(out + 8, static_cast<__mmask8>(mask >> 8), _mm256_permute2x128_si256(low, high, 0x31));
 }
 
 // Codes group by group, `num` of them, `stride` bytes apart.
@@ -126,7 +153,8 @@ inline uint32_t quantise_alone(const float* x, const Acts& acts, int row, int gr
     const EightGroups groups = quantise_eight(x + i * kGroup, kGroup, num);
     __m512i quads[4];
     transpose_quads(groups.pairs, quads);
-    store_sums(groups, quads, static_cast<__mmask8>((1 << num) - 1), acts, acts.group_at(block) + group + i);
+    const size_t at = acts.group_at(block) + static_cast<size_t>(group + i);
+    store_half_biases_alone(store_sums(groups, quads, num, acts, at), num, acts.half_bias + 2 * at);
     store_groups(groups, num, codes + (group + i) * kGroup, kGroup);
     non_finite |= groups.non_finite;
   }
@@ -148,7 +176,9 @@ inline uint32_t quantise_rows_avx512(const float* x, size_t ldx, int num_rows, c
     const EightGroups groups = quantise_eight(x + i * kGroup, ldx, num_rows);
     __m512i quads[4];
     transpose_quads(groups.pairs, quads);
-    store_sums(groups, quads, mask, acts, acts.group_at(block) + g * mr + in_block);
+    const size_t at = acts.group_at(block) + g * mr;
+    const HalfBiases biases = store_sums(groups, quads, num_rows, acts, at + in_block);
+    store_half_biases(biases, num_rows, mr, acts.half_bias + 2 * at + in_block);
     if (is_amx)
       store_groups(groups, num_rows, codes + (g * mr + in_block) * kGroup, kGroup);
     else

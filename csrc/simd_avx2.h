@@ -67,17 +67,21 @@ static inline uint32_t max_abs_bits(V16 a, V16 b) {
   z = _mm_max_epi32(z, _mm_shuffle_epi32(z, 0xb1));
   return static_cast<uint32_t>(_mm_cvtsi128_si32(z));
 }
-static inline int32_t store_codes(I16 a, I16 b, int8_t* out) {
+static inline int32_t reduce_add(I16 a) {
+  __m256i s = _mm256_add_epi32(a.lo, a.hi);
+  __m128i z = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
+  z = _mm_add_epi32(z, _mm_shuffle_epi32(z, 0x4e));
+  z = _mm_add_epi32(z, _mm_shuffle_epi32(z, 0xb1));
+  return _mm_cvtsi128_si32(z);
+}
+static inline void store_codes(I16 a, I16 b, int8_t* out, int32_t* sums) {
   __m256i words = _mm256_packs_epi32(a.lo, a.hi);   // per 128-bit half: a.lo, a.hi
   __m256i words2 = _mm256_packs_epi32(b.lo, b.hi);
   __m256i bytes = _mm256_packs_epi16(words, words2);
   bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), bytes);
-  __m256i s = _mm256_add_epi32(_mm256_add_epi32(a.lo, a.hi), _mm256_add_epi32(b.lo, b.hi));
-  __m128i z = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
-  z = _mm_add_epi32(z, _mm_shuffle_epi32(z, 0x4e));
-  z = _mm_add_epi32(z, _mm_shuffle_epi32(z, 0xb1));
-  return _mm_cvtsi128_si32(z);
+  sums[0] = reduce_add(a);
+  sums[1] = reduce_add(b);
 }
 static inline float reduce_add(V16 a) {
   __m256 x = _mm256_add_ps(a.lo, a.hi);

@@ -49,10 +49,11 @@ static inline uint32_t max_abs_bits(V16 a, V16 b) {
                                _mm512_and_si512(_mm512_castps_si512(b.v), mask));
   return static_cast<uint32_t>(_mm512_reduce_max_epi32(x));
 }
-static inline int32_t store_codes(I16 a, I16 b, int8_t* out) {
+static inline void store_codes(I16 a, I16 b, int8_t* out, int32_t* sums) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(a.v));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 16), _mm512_cvtepi32_epi8(b.v));
-  return _mm512_reduce_add_epi32(_mm512_add_epi32(a.v, b.v));
+  sums[0] = _mm512_reduce_add_epi32(a.v);
+  sums[1] = _mm512_reduce_add_epi32(b.v);
 }
 static inline float reduce_add(V16 a) {
   __m256 x = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));

@@ -88,14 +88,13 @@ static inline uint32_t max_abs_bits(V16 a, V16 b) {
   return best;
 }
 // Stores both vectors as int8 and returns the sum of all.
-static inline int32_t store_codes(I16 a, I16 b, int8_t* out) {
-  int32_t sum = 0;
+static inline void store_codes(I16 a, I16 b, int8_t* out, int32_t* sums) {
   for (int i = 0; i < 16; i++) {
     out[i] = static_cast<int8_t>(a.v[i]);
     out[16 + i] = static_cast<int8_t>(b.v[i]);
-    sum += a.v[i] + b.v[i];
+    sums[0] += a.v[i];
+    sums[1] += b.v[i];
   }
-  return sum;
 }
 // The fixed tree of every float reduction: halves of 8, 4, 2, 1.
 static inline float reduce_add(V16 a) {

@@ -110,26 +110,18 @@ struct Model {
   }
   // Weights of order a tenth, so that activations stay of order one.
   static std::vector<uint8_t> tame_source(Rng& rng, SourceFormat source, int outputs, int inputs) {
-    std::vector<uint8_t> data(source_row_bytes(source, inputs) * static_cast<size_t>(outputs));
-    uint8_t* p = data.data();
-    auto put_half = [&](float x) {
-      const uint16_t h = float_to_half(x);
-      std::memcpy(p, &h, 2);
-      p += 2;
-    };
-    for (int i = 0; i < outputs * inputs; i++) {
-      if (source == SourceFormat::F16) put_half(0.15f * rng.bell());
-      if (source == SourceFormat::F32) {
-        const float x = 0.15f * rng.bell();
-        std::memcpy(p, &x, 4);
-        p += 4;
-      }
-      if (packed_format(source) == Format::F32 || i % kGroup) continue;
-      const bool is_q8 = source == SourceFormat::Q8_0;
-      const float scale = rng.uniform(0.5f, 1.5f) * (is_q8 ? 0.002f : 0.03f);
-      put_half(scale);
-      if (source == SourceFormat::Q4_1) put_half(-7.4f * scale);
-      for (int k = 0; k < (is_q8 ? kGroup : kGroup / 2); k++) *p++ = static_cast<uint8_t>(rng.bits());
+    std::vector<uint8_t> data = random_source(rng, source, outputs, inputs);
+    if (packed_format(source) == Format::F32) return data;
+    const size_t block_bytes = source_row_bytes(source, block_len(source));
+    const HalfsAt at = halfs_at(source);
+    for (uint8_t* p = data.data(); p < data.data() + data.size(); p += block_bytes) {
+      const float largest = source == SourceFormat::Q8_0 || source == SourceFormat::IQ4_NL     ? 127.0f
+                            : source == SourceFormat::Q5_0 || source == SourceFormat::Q5_1 ? 16.0f
+                                                                                           : 8.0f;
+      const float scale = rng.uniform(0.5f, 1.5f) * 0.25f / largest;
+      const uint16_t d = float_to_half(scale), min = float_to_half(-0.93f * largest * scale);
+      std::memcpy(p + at.d, &d, 2);
+      if (at.min >= 0) std::memcpy(p + at.min, &min, 2);
     }
     return data;
   }

@@ -89,12 +89,61 @@ inline const KernelTable& reference() { return scalar_kernels(); }
 // ---- weights
 // ---------------------------------------------------------------------------------------------------------
 
-constexpr SourceFormat kSources[] = {SourceFormat::F32, SourceFormat::F16, SourceFormat::Q4_0, SourceFormat::Q4_1,
-                                     SourceFormat::Q8_0};
+inline uint32_t bits_of(float f) {
+  uint32_t bits;
+  std::memcpy(&bits, &f, 4);
+  return bits;
+}
+inline float float_of(uint32_t bits) {
+  float f;
+  std::memcpy(&f, &bits, 4);
+  return f;
+}
+
+// What a small model's rows, no multiple of 256, can be.
+constexpr SourceFormat kSources[] = {SourceFormat::F32,  SourceFormat::F16,  SourceFormat::BF16,
+                                     SourceFormat::Q4_0, SourceFormat::Q4_1, SourceFormat::Q5_0,
+                                     SourceFormat::Q5_1, SourceFormat::Q8_0, SourceFormat::IQ4_NL};
+constexpr SourceFormat kSuperSources[] = {SourceFormat::Q3_K, SourceFormat::Q4_K, SourceFormat::Q5_K, SourceFormat::Q6_K};
+
+inline std::vector<SourceFormat> all_sources() {
+  std::vector<SourceFormat> all(std::begin(kSources), std::end(kSources));
+  all.insert(all.end(), std::begin(kSuperSources), std::end(kSuperSources));
+  return all;
+}
+inline std::vector<SourceFormat> quantised_sources() {
+  std::vector<SourceFormat> all;
+  for (const SourceFormat source : all_sources())
+    if (packed_format(source) != Format::F32) all.push_back(source);
+  return all;
+}
 
 inline const char* name_of(SourceFormat source) {
-  constexpr const char* kNames[] = {"f32", "f16", "q4_0", "q4_1", "q8_0"};
+  constexpr const char* kNames[] = {"f32",  "f16",  "bf16", "q4_0", "q4_1", "q5_0",  "q5_1",
+                                    "q8_0", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl"};
   return kNames[static_cast<int>(source)];
+}
+
+// Inputs that share what a block of the file begins with.
+inline int block_len(SourceFormat source) {
+  if (packed_format(source) == Format::F32) return 1;
+  return is_super(packed_format(source)) ? 256 : kGroup;
+}
+
+// Where a block's fp16 scales lie; -1 is none.
+struct HalfsAt {
+  int d, min;
+};
+inline HalfsAt halfs_at(SourceFormat source) {
+  switch (source) {
+    case SourceFormat::Q4_1:
+    case SourceFormat::Q5_1:
+    case SourceFormat::Q4_K:
+    case SourceFormat::Q5_K: return {0, 2};
+    case SourceFormat::Q3_K: return {108, -1};
+    case SourceFormat::Q6_K: return {208, -1};
+    default: return {0, -1};
+  }
 }
 
 // An fp16 that a scale may be: mostly ordinary, some negative, subnormal, zero or as large as `largest`.
@@ -123,20 +172,25 @@ inline std::vector<uint8_t> random_source(Rng& rng, SourceFormat source, int out
       const float x = 0.2f * rng.bell();
       if (source == SourceFormat::F16)
         put_half(rng.between(0, 9) ? float_to_half(x) : random_half(rng, 4.0f));
+      else if (source == SourceFormat::BF16)
+        put_half(static_cast<uint16_t>(bits_of(x) >> 16));
       else
         std::memcpy(p, &x, 4), p += 4;
     }
     return data;
   }
-  const bool is_q8 = source == SourceFormat::Q8_0;
-  for (int block = 0; block < outputs * (inputs / kGroup); block++) {
-    put_half(random_half(rng, source == SourceFormat::Q4_0 ? 8188.0f : 65504.0f));
-    if (source == SourceFormat::Q4_1) put_half(random_half(rng, 65504.0f));
+  const size_t block_bytes = source_row_bytes(source, block_len(source));
+  const HalfsAt at = halfs_at(source);
+  for (; p < data.data() + data.size(); p += block_bytes) {
     const int kind = rng.between(0, 5);
-    for (int i = 0; i < (is_q8 ? kGroup : kGroup / 2); i++) {
-      const uint8_t low = is_q8 ? 0x80 : 0x00, high = is_q8 ? 0x7f : 0xff;
-      *p++ = kind == 0 ? low : kind == 1 ? high : static_cast<uint8_t>(rng.bits());
-    }
+    const bool is_q8 = source == SourceFormat::Q8_0;
+    const uint8_t low = is_q8 ? 0x80 : 0x00, high = is_q8 ? 0x7f : 0xff;
+    for (size_t i = 0; i < block_bytes; i++)
+      p[i] = kind == 0 ? low : kind == 1 ? high : static_cast<uint8_t>(rng.bits());
+    const uint16_t d = random_half(rng, source == SourceFormat::Q4_0 ? 8188.0f : 65504.0f);
+    const uint16_t min = random_half(rng, 65504.0f);
+    std::memcpy(p + at.d, &d, 2);
+    if (at.min >= 0) std::memcpy(p + at.min, &min, 2);
   }
   return data;
 }
@@ -164,34 +218,65 @@ inline Matrix random_matrix(Rng& rng, SourceFormat source, int outputs, int inpu
   return pack(source, outputs, inputs, random_source(rng, source, outputs, inputs));
 }
 
-// The formats' definitions, written as plainly as they are.
+// The 6-bit numbers of Q4_K and Q5_K: eight scales, then eight minima, of which the last four of each lost their high bits
+// to the bytes of the first four.
+inline int k_number(const uint8_t* p, int g, bool is_min) {
+  if (g < 4) return p[g + (is_min ? 4 : 0)] % 64;
+  const int low = is_min ? p[g + 4] / 16 : p[g + 4] % 16;
+  return low + p[g - 4 + (is_min ? 4 : 0)] / 64 * 16;
+}
+
+// Those of Q3_K, less 32: sixteen low nibbles in eight bytes, sixteen high pairs of bits in four.
+inline int q3_scale(const uint8_t* p, int i) {
+  const int low = i < 8 ? p[i] % 16 : p[i - 8] / 16;
+  return low + (p[8 + i % 4] >> (i / 4 * 2)) % 4 * 16 - 32;
+}
+
+// The formats' definitions, written as plainly as they are: weight k of a row.
 inline float weight_at(SourceFormat source, const uint8_t* row, int k) {
   auto half_at = [](const uint8_t* p) {
     uint16_t h;
     std::memcpy(&h, p, 2);
     return half_to_float(h);
   };
-  const int g = k / kGroup, i = k % kGroup;
-  auto nibble = [&](const uint8_t* codes) { return i < 16 ? codes[i] & 15 : codes[i - 16] >> 4; };
+  auto number = [](int x) { return static_cast<float>(x); };
+  const int len = block_len(source), i = k % len;
+  const uint8_t* block = row + static_cast<size_t>(k / len) * source_row_bytes(source, len);
+  auto nibble = [&](int at) { return i < 16 ? block[at + i] % 16 : block[at + i - 16] / 16; };
+  auto fifth = [&](int at) { return block[at + i / 8] >> i % 8 & 1; };
+  const float d = len > 1 ? half_at(block + halfs_at(source).d) : 0;
+  const float min = len > 1 && halfs_at(source).min >= 0 ? half_at(block + halfs_at(source).min) : 0;
   switch (source) {
     case SourceFormat::F32: {
       float x;
-      std::memcpy(&x, row + 4 * static_cast<size_t>(k), 4);
+      std::memcpy(&x, block, 4);
       return x;
     }
-    case SourceFormat::F16:
-      return half_at(row + 2 * static_cast<size_t>(k));
-    case SourceFormat::Q4_0: {
-      const uint8_t* block = row + g * 18;
-      return half_at(block) * static_cast<float>(nibble(block + 2) - 8);
+    case SourceFormat::F16: return half_at(block);
+    case SourceFormat::BF16: return float_of(static_cast<uint32_t>(block[0] | block[1] << 8) << 16);
+    case SourceFormat::Q4_0: return d * number(nibble(2) - 8);
+    case SourceFormat::Q4_1: return d * number(nibble(4)) + min;
+    case SourceFormat::Q5_0: return d * number(nibble(6) + 16 * fifth(2) - 16);
+    case SourceFormat::Q5_1: return d * number(nibble(8) + 16 * fifth(4)) + min;
+    case SourceFormat::Q8_0: return d * number(static_cast<int8_t>(block[2 + i]));
+    case SourceFormat::IQ4_NL: {
+      constexpr int kValues[] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+      return d * number(kValues[nibble(2)]);
     }
-    case SourceFormat::Q4_1: {
-      const uint8_t* block = row + g * 20;
-      return half_at(block) * static_cast<float>(nibble(block + 4)) + half_at(block + 2);
+    case SourceFormat::Q3_K: {
+      const int low = block[32 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3, high = block[i % 32] >> (i / 32) & 1;
+      return d * number(q3_scale(block + 96, i / 16)) * number(low + 4 * high - 4);
     }
-    default: {
-      const uint8_t* block = row + g * 34;
-      return half_at(block) * static_cast<float>(static_cast<int8_t>(block[2 + i]));
+    case SourceFormat::Q6_K: {
+      const int byte = block[i / 128 * 64 + i % 64], low = i % 128 < 64 ? byte % 16 : byte / 16;
+      const int high = block[128 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
+      return d * number(static_cast<int8_t>(block[192 + i / 16])) * number(low + 16 * high - 32);
+    }
+    default: {  // Q4_K, Q5_K
+      const bool is_q5 = source == SourceFormat::Q5_K;
+      const int g = i / 32, byte = block[(is_q5 ? 48 : 16) + i / 64 * 32 + i % 32];
+      const int code = (g % 2 ? byte / 16 : byte % 16) + (is_q5 ? 16 * (block[16 + i % 32] >> g & 1) : 0);
+      return d * number(k_number(block + 4, g, false)) * number(code) - min * number(k_number(block + 4, g, true));
     }
   }
 }
@@ -203,7 +288,7 @@ inline float weight_at(SourceFormat source, const uint8_t* row, int k) {
 struct ActRows {
   std::vector<int8_t> codes;
   std::vector<float> scale, scaled_sum;
-  std::vector<int32_t> bias;
+  std::vector<int32_t> bias, half_bias;
   Acts acts;
 
   ActRows(int rows, int inputs, int block_rows) {
@@ -213,7 +298,9 @@ struct ActRows {
     scale.assign(padded * groups, std::numeric_limits<float>::quiet_NaN());
     scaled_sum = scale;
     bias.assign(padded * groups, -77777);
-    acts = {codes.data(), scale.data(), scaled_sum.data(), bias.data(), rows, inputs, inputs / kGroup, block_rows};
+    half_bias.assign(2 * padded * groups, -77777);
+    acts = {codes.data(), scale.data(), scaled_sum.data(), bias.data(), half_bias.data(),
+            rows,         inputs,       inputs / kGroup,   block_rows};
   }
 
   bool quantise(const KernelTable& table, const float* x, size_t ldx) {

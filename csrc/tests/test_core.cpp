@@ -33,17 +33,6 @@ __attribute__((target("avx,f16c"))) uint16_t narrow_in_hardware(float f) {
 }
 #endif
 
-uint32_t bits_of(float f) {
-  uint32_t bits;
-  std::memcpy(&bits, &f, 4);
-  return bits;
-}
-float float_of(uint32_t bits) {
-  float f;
-  std::memcpy(&f, &bits, 4);
-  return f;
-}
-
 void check_narrowing(uint32_t bits) {
 #if defined(__x86_64__)
   const float f = float_of(bits);
@@ -83,10 +72,9 @@ void test_halves() {
 
 void test_packing() {
   Rng rng(2);
-  for (const SourceFormat source : kSources) {
-    const bool is_float = packed_format(source) == Format::F32;
+  for (const SourceFormat source : all_sources()) {
     for (const int outputs : {1, 15, 16, 17, 40, 95}) {
-      const int inputs = is_float ? rng.between(1, 70) : kGroup * rng.between(1, 5);
+      const int inputs = block_len(source) * rng.between(1, block_len(source) == 1 ? 70 : 5);
       const std::vector<uint8_t> bytes = random_source(rng, source, outputs, inputs);
       std::vector<int32_t> rows(static_cast<size_t>(outputs));
       for (int n = 0; n < outputs; n++) rows[static_cast<size_t>(n)] = (n * 7 + 3) % outputs;
@@ -117,10 +105,10 @@ void test_packing_refuses() {
   std::memcpy(block.data(), &too_large, 2);
   Matrix m(Format::Q4, 1, kGroup);
   CHECK(!pack_tiles(m.packed, 0, 1, SourceFormat::Q4_0, block.data(), nullptr), "a minimum of -8 * 8196");
-  for (const SourceFormat source : {SourceFormat::Q4_0, SourceFormat::Q4_1, SourceFormat::Q8_0}) {
+  for (const SourceFormat source : quantised_sources()) {
     bool is_refused = false;
     try {
-      source_row_bytes(source, kGroup + 16);
+      source_row_bytes(source, block_len(source) + 16);
     } catch (const std::invalid_argument&) {
       is_refused = true;
     }
@@ -156,7 +144,7 @@ void check_products(const PackedMatrix& w, int tile, int num_tiles, const std::v
 }
 
 void check_random_product(Rng& rng, SourceFormat source, int rows, int num_tiles, int groups) {
-  const int inputs = groups * kGroup, tile = rng.between(0, 2);
+  const int inputs = round_up(groups * kGroup, block_len(source)), tile = rng.between(0, 2);
   const Matrix m = random_matrix(rng, source, (tile + num_tiles) * kTileRows - rng.between(0, 15), inputs);
   const std::vector<float> x = random_rows(rng, rows, inputs);
   const size_t ldo = static_cast<size_t>(num_tiles * kTileRows + rng.between(0, 5));
@@ -169,7 +157,7 @@ void check_random_product(Rng& rng, SourceFormat source, int rows, int num_tiles
 void test_quantised_products() {
   Rng rng(3);
   constexpr int kGroups[] = {1, 2, 3, 5, 7, 8, 17, 18, 19, 36, 37, 48};  // up to 1536 inputs
-  for (const SourceFormat source : {SourceFormat::Q4_0, SourceFormat::Q4_1, SourceFormat::Q8_0}) {
+  for (const SourceFormat source : quantised_sources()) {
     for (int rows = 1; rows <= 40; rows++)
       check_random_product(rng, source, rows, rng.between(1, 9), kGroups[rows % 12 % (rows > 16 ? 8 : 12)]);
     for (const int groups : kGroups) check_random_product(rng, source, groups % 2 ? 3 : 17, groups % 3 + 1, groups);
@@ -203,8 +191,8 @@ void test_extreme_products() {
 // The reference itself against the sum it stands for.
 void test_reference_product() {
   Rng rng(4);
-  for (const SourceFormat source : {SourceFormat::Q4_0, SourceFormat::Q4_1, SourceFormat::Q8_0}) {
-    constexpr int kInputs = 5 * kGroup, kOutputs = 20, kRows = 11;
+  for (const SourceFormat source : quantised_sources()) {
+    constexpr int kInputs = 2 * 256, kOutputs = 20, kRows = 11;
     const Matrix m = random_matrix(rng, source, kOutputs, kInputs);
     const std::vector<float> x = random_rows(rng, kRows, kInputs);
     ActRows acts(kRows, kInputs, kBlockRows);
@@ -283,7 +271,8 @@ void check_quantised(Rng& rng, const std::vector<float>& x, int rows, int inputs
     quantise_in_pieces(rng, *table, x, pieces);
     for (const ActRows* made : {&got, &pieces})
       CHECK(same_bits(want.codes, made->codes) && same_bits(want.scale, made->scale) &&
-                same_bits(want.bias, made->bias) && same_bits(want.scaled_sum, made->scaled_sum),
+                same_bits(want.bias, made->bias) &&
+                same_bits(want.half_bias, made->half_bias) && same_bits(want.scaled_sum, made->scaled_sum),
             "%s, %d rows of %d, blocks of %d", table->name, rows, inputs, block_rows);
   }
 }
