@@ -6,7 +6,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-
 #include "cpu.h"
 #include "program.h"
 #include "stream.h"
@@ -23,18 +22,33 @@ using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Matrix = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-Instr make_instr(int op, int in, int residual, int out, std::vector<int> weights, int norm, float eps, int layer) {
-  if (op < 0 || op >= kNumOps) throw std::invalid_argument("unknown operation");
+template <class E>
+E checked_enum(int value, int count, const char* what) {
+  if (value < 0 || value >= count) throw std::invalid_argument(std::string("unknown ") + what);
+  return static_cast<E>(value);
+}
+
+void add_instr(Program& program, int op, int in, int residual, int out, std::vector<int> weights, int norm, float eps,
+               int bias, int activation, int layer, float scale, int rope, int q_norm, int k_norm,
+               float qk_eps, int window) {
   Instr instr;
-  instr.op = static_cast<Op>(op);
+  instr.op = checked_enum<Op>(op, kNumOps, "operation");
   instr.in = in;
   instr.residual = residual;
   instr.out = out;
   instr.weights = std::move(weights);
   instr.norm = norm;
   instr.eps = eps;
+  instr.bias = bias;
+  instr.activation = checked_enum<Activation>(activation, 2, "activation");
   instr.layer = layer;
-  return instr;
+  instr.scale = scale;
+  instr.rope = rope;
+  instr.q_norm = q_norm;
+  instr.k_norm = k_norm;
+  instr.qk_eps = qk_eps;
+  instr.window = window;
+  program.add(instr);
 }
 
 void forward(Program& program, Vector<int32_t> token_ids, Vector<int32_t> positions, Vector<int32_t> slots,
@@ -73,6 +87,7 @@ NB_MODULE(_native, m) {
   m.doc() = "The native CPU backend: programs, kernels and sampling.";
   m.def("available_isas", &available_isas, "Instruction sets this machine has, slowest first.");
   m.def("num_available_cpus", &num_available_cpus);
+  m.def("packed_formats", &source_format_names, "Weight formats that add_matrix takes.");
   m.def("stream_read_gb_per_s", &stream_read, nb::arg("num_threads"), nb::arg("num_bytes"));
   m.def(
       "exp_f32",
@@ -86,15 +101,13 @@ NB_MODULE(_native, m) {
       .def(
           "__init__",
           [](Program* self, const std::string& isa, int num_threads, int vocab_size, int num_layers, int num_heads,
-             int num_kv_heads, int head_dim, int num_pages, int max_rows, bool is_kv_f32, float attention_scale,
-             const std::vector<double>& inv_freq) {
-            const Geometry g{vocab_size, num_layers, num_heads, num_kv_heads,   head_dim,
-                             num_pages,  max_rows,   is_kv_f32, attention_scale};
-            new (self) Program(g, inv_freq, num_threads, kernels_for(isa));
+             int num_kv_heads, int head_dim, int num_pages, int max_rows, bool is_kv_f32) {
+            const Geometry g{vocab_size, num_layers, num_heads, num_kv_heads, head_dim, num_pages, max_rows, is_kv_f32};
+            new (self) Program(g, num_threads, kernels_for(isa));
           },
           nb::arg("isa"), nb::arg("num_threads"), nb::arg("vocab_size"), nb::arg("num_layers"), nb::arg("num_heads"),
           nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("num_pages"), nb::arg("max_rows"),
-          nb::arg("is_kv_f32"), nb::arg("attention_scale"), nb::arg("inv_freq"))
+          nb::arg("is_kv_f32"))
       .def(
           "add_matrix",
           [](Program& p, const std::string& format, int outputs, int inputs, Vector<uint8_t> data,
@@ -116,12 +129,10 @@ NB_MODULE(_native, m) {
       .def("add_vector",
            [](Program& p, Vector<float> data) { return p.add_vector(data.data(), static_cast<int>(data.size())); })
       .def("add_buffer", &Program::add_buffer)
-      .def(
-          "add",
-          [](Program& p, int op, int in, int residual, int out, std::vector<int> weights, int norm, float eps,
-             int layer) { p.add(make_instr(op, in, residual, out, std::move(weights), norm, eps, layer)); },
-          nb::arg("op"), nb::arg("in_"), nb::arg("residual"), nb::arg("out"), nb::arg("weights"), nb::arg("norm"),
-          nb::arg("eps"), nb::arg("layer"))
+      .def("add_rope", &Program::add_rope, nb::arg("inv_freq"), nb::arg("magnitude"))
+      .def("add", &add_instr, nb::arg("op"), nb::arg("in_"), nb::arg("residual"), nb::arg("out"), nb::arg("weights"),
+           nb::arg("norm"), nb::arg("eps"), nb::arg("bias"), nb::arg("activation"), nb::arg("layer"), nb::arg("scale"),
+           nb::arg("rope"), nb::arg("q_norm"), nb::arg("k_norm"), nb::arg("qk_eps"), nb::arg("window"))
       .def("forward", &forward, nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
            nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
            nb::arg().noconvert(), nb::arg().noconvert())

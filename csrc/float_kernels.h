@@ -137,6 +137,17 @@ void silu_mul(const float* gate, const float* up, int n, float* out) {
   }
 }
 
+// The tanh form of GELU: x / (1 + exp(-2 u)), u = sqrt(2 / pi) * (x + 0.044715 x^3).
+template <class V>
+void gelu_mul(const float* gate, const float* up, int n, float* out) {
+  const V minus_two_a = V::set1(-1.5957691216057308f), b = V::set1(0.044715f), one = V::set1(1.0f);
+  for (int i = 0; i < n; i += 16) {
+    V g = V::load(gate + i);
+    V e = exp_v(mul(minus_two_a, mul(g, fma(mul(b, g), g, one))));
+    mul(div(g, add(one, e)), V::load(up + i)).store(out + i);
+  }
+}
+
 template <class V>
 void add_rows(const float* a, const float* b, int n, float* out) {
   for (int i = 0; i < n; i += 16) add(V::load(a + i), V::load(b + i)).store(out + i);
@@ -362,11 +373,14 @@ struct RowSpan {
   int begin;
   int dense;
   int total;
+  int hidden;  // the first so many of them lie before the window
 
   RowSpan() = default;
-  RowSpan(const RowView& view, int split) : row(&view), begin(split * kSplit) {
+  RowSpan(const RowView& view, int split, int window) : row(&view), begin(split * kSplit) {
     dense = inside(view.visible_len);
     total = inside(view.total_len());
+    hidden = window > 0 ? inside(view.total_len() - window) : 0;
+    if (hidden == total) dense = total = hidden = 0;
   }
   int inside(int len) const { return len <= begin ? 0 : len - begin < kSplit ? len - begin : kSplit; }
   // Calls f(position in the split, slot) for each ancestor, in order.
@@ -463,6 +477,8 @@ struct AttendBlock {
 
   void softmax(const Partial& out) const {
     for (int p = 0; p < num; p++)
+      for (int pos = 0; pos < span(p).hidden; pos++) scores[p * kScoreStride + pos] = kNegInf;
+    for (int p = 0; p < num; p++)
       if (span(p).total > 0) out.max[first + p] = max_score<V>(scores + p * kScoreStride, span(p).total);
     for (int p = 0; p < num; p++)
       if (span(p).total > 0)
@@ -494,7 +510,7 @@ void attend_split_as(const AttendArgs& args, int split, const Partial& out) {
   RowSpan spans[kMaxPairs];
   int most = 0;
   for (int r = 0; r < args.num_rows; r++) {
-    spans[r] = RowSpan(args.rows[r], split);
+    spans[r] = RowSpan(args.rows[r], split, args.window);
     most = spans[r].dense > most ? spans[r].dense : most;
   }
   PageRef<E> pages[kSplit / kPageTokens];
@@ -678,6 +694,7 @@ KernelTable float_kernel_table(const char* name) {
   table.is_finite = is_finite<V>;
   table.dequantise_row = dequantise_row;
   table.silu_mul = silu_mul<V>;
+  table.gelu_mul = gelu_mul<V>;
   table.add = add_rows<V>;
   table.rope = rope<V>;
   table.append_keys = append_keys<V>;

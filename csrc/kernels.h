@@ -29,6 +29,8 @@ struct KernelTable {
   void (*dequantise_row)(const PackedMatrix& w, int n, float* out);
   // out = gate / (1 + exp(-gate)) * up, n a multiple of 16.
   void (*silu_mul)(const float* gate, const float* up, int n, float* out);
+  // out = gelu(gate) * up in the tanh form, n a multiple of 16.
+  void (*gelu_mul)(const float* gate, const float* up, int n, float* out);
   // out = a + b, n a multiple of 16.
   void (*add)(const float* a, const float* b, int n, float* out);
   // Rotates one head in place, pairs (i, i + half): y0 = x0 c - x1 s, y1 = x1 c + x0 s, then multiplies by scale.

@@ -163,8 +163,15 @@ struct AttendArgs {
   int num_rows;           // num_rows * group_heads <= kMaxPairs
   int group_heads;        // query heads per KV head
   int kv_head;
+  int window;             // a row sees only its last so many logical positions; 0: all
   float* scratch;         // attend_scratch_floats()
 };
+
+// The first split in which a row sees anything.
+inline int first_split(const RowView& row, int window) {
+  const int hidden = row.total_len() - window;
+  return window > 0 && hidden > 0 ? hidden / kSplit : 0;
+}
 
 inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
 

@@ -221,6 +221,12 @@ SourceFormat source_format(const std::string& name) {
   throw std::invalid_argument("unknown weight format " + name + "; known: " + known);
 }
 
+std::vector<std::string> source_format_names() {
+  std::vector<std::string> names;
+  for (const Source& source : kSources) names.emplace_back(source.name);
+  return names;
+}
+
 Format packed_format(SourceFormat source) { return source_of(source).packed; }
 
 size_t source_row_bytes(SourceFormat source, int inputs) {

@@ -1,6 +1,7 @@
 // From the blocks of a GGUF file to packed tiles. Lossless: the dequantised weights are identical.
 #pragma once
 #include <string>
+#include <vector>
 
 #include "layout.h"
 
@@ -10,6 +11,7 @@ enum class SourceFormat { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q3_K, Q4
 
 // Parses a format's name; throws std::invalid_argument for another.
 SourceFormat source_format(const std::string& name);
+std::vector<std::string> source_format_names();
 // The format tiles of it are packed in.
 Format packed_format(SourceFormat source);
 // Bytes of one source row of `inputs` values; throws std::invalid_argument unless whole blocks fit.

@@ -10,14 +10,11 @@
 
 namespace forerun {
 
-Program::Program(const Geometry& geometry, const std::vector<double>& inv_freq, int num_threads,
-                 const KernelTable& kernels)
+Program::Program(const Geometry& geometry, int num_threads, const KernelTable& kernels)
     : geometry_(geometry), kernels_(kernels), pool_(num_threads), scratch_(static_cast<size_t>(pool_.num_threads())) {
   const Geometry& g = geometry_;
   if (g.num_heads % g.num_kv_heads != 0 || g.num_heads / g.num_kv_heads > kMaxPairs || g.head_dim % 2 != 0)
     throw std::invalid_argument("heads must be a multiple of KV heads, at most 36 times, and the head size even");
-  if (static_cast<int>(inv_freq.size()) != g.head_dim / 2)
-    throw std::invalid_argument("there must be one RoPE frequency per pair of a head");
   KvLayer kv{nullptr, g.is_kv_f32, g.num_kv_heads, g.head_dim, round_up(g.head_dim, 16)};
   // All layers in one array, which huge pages hold: a pass reads a little of every KV page.
   const size_t layer_elems = static_cast<size_t>(g.num_pages) * g.num_kv_heads * kv.page_elems();
@@ -27,19 +24,26 @@ Program::Program(const Geometry& geometry, const std::vector<double>& inv_freq, 
     kv.data = kv_data_.get() + static_cast<size_t>(layer) * layer_bytes;
     kv_.push_back(kv);
   }
-  const int half = g.head_dim / 2, num_positions = g.num_pages * kPageTokens;
-  rope_cos_ = Array<float>(static_cast<size_t>(num_positions) * half);
-  rope_sin_ = Array<float>(static_cast<size_t>(num_positions) * half);
-  for (int position = 0; position < num_positions; position++) {
-    for (int i = 0; i < half; i++) {
-      double s, c;
-      sin_cos(static_cast<double>(position) * inv_freq[static_cast<size_t>(i)], &s, &c);
-      rope_cos_[static_cast<size_t>(position) * half + i] = static_cast<float>(c);
-      rope_sin_[static_cast<size_t>(position) * half + i] = static_cast<float>(s);
-    }
-  }
   profile_s_.assign(kNumOps, 0.0);
   argmax_.reserve(static_cast<size_t>(g.max_rows));  // never moves: callers hold views of it
+}
+
+int Program::add_rope(const std::vector<double>& inv_freq, double magnitude) {
+  const int half = static_cast<int>(inv_freq.size()), num_positions = geometry_.num_pages * kPageTokens;
+  if (half < 1 || 2 * half > geometry_.head_dim)
+    throw std::invalid_argument("there must be a RoPE frequency per pair of a head, or fewer");
+  const size_t n = static_cast<size_t>(num_positions) * static_cast<size_t>(half);
+  RopeTable table{half, Array<float>(n), Array<float>(n)};
+  for (size_t position = 0, at = 0; position < static_cast<size_t>(num_positions); position++) {
+    for (const double freq : inv_freq) {
+      double s, c;
+      sin_cos(static_cast<double>(position) * freq, &s, &c);
+      table.cos[at] = static_cast<float>(c * magnitude);
+      table.sin[at++] = static_cast<float>(s * magnitude);
+    }
+  }
+  ropes_.push_back(std::move(table));
+  return static_cast<int>(ropes_.size()) - 1;
 }
 
 int Program::add_matrix(SourceFormat source, int outputs, int inputs, const uint8_t* data, const int32_t* rows) {
@@ -60,7 +64,7 @@ int Program::add_matrix(SourceFormat source, int outputs, int inputs, const uint
 int Program::add_vector(const float* data, int n) {
   float* values = reinterpret_cast<float*>(weights_.allocate(sizeof(float) * static_cast<size_t>(round_up(n, kGroup))));
   std::memcpy(values, data, sizeof(float) * static_cast<size_t>(n));
-  vectors_.push_back(values);
+  vectors_.push_back({values, n});
   return static_cast<int>(vectors_.size()) - 1;
 }
 
@@ -80,10 +84,13 @@ void Program::add(const Instr& instr) {
   auto is_buffer = [&](int b) { return b >= 0 && b < static_cast<int>(buffers_.size()); };
   auto width = [&](int b) { return buffers_[static_cast<size_t>(b)].width; };
   for (int w : instr.weights) check(w >= 0 && w < static_cast<int>(matrices_.size()), "unknown matrix");
-  check(instr.norm >= -1 && instr.norm < static_cast<int>(vectors_.size()), "unknown vector");
+  auto size = [&](int v) { return vectors_[static_cast<size_t>(v)].size; };
+  for (const int v : {instr.norm, instr.bias, instr.q_norm, instr.k_norm})
+    check(v >= -1 && v < static_cast<int>(vectors_.size()), "unknown vector");
   check(instr.op == Op::Embed || is_buffer(instr.in), "unknown input");
   check(instr.op == Op::Logits || is_buffer(instr.out), "unknown output");
-  check(instr.op == Op::Attention || !instr.weights.empty(), "no matrix");
+  check(instr.op == Op::Attention || instr.op == Op::NormAdd || !instr.weights.empty(), "no matrix");
+  check(instr.norm < 0 || size(instr.norm) == width(instr.in), "norm and input differ in width");
   check(instr.out != instr.in || instr.op == Op::Logits, "output overwrites the input");
   int outputs = 0;
   for (int w : instr.weights) {
@@ -92,6 +99,7 @@ void Program::add(const Instr& instr) {
     if (instr.op != Op::Embed) check(m.inputs == width(instr.in), "matrix and input differ in width");
     weight_bytes_ += instr.op == Op::Embed ? 0 : m.tile_bytes * static_cast<size_t>(m.tiles);
   }
+  check(instr.bias < 0 || size(instr.bias) == outputs, "bias width");
   const Geometry& g = geometry_;
   switch (instr.op) {
     case Op::Embed: check(matrices_[static_cast<size_t>(instr.weights[0])].inputs == width(instr.out), "embedding width");
@@ -104,14 +112,23 @@ void Program::add(const Instr& instr) {
       check(instr.weights.size() == 2 && outputs == 2 * width(instr.out), "gate and up differ");
       break;
     case Op::Logits: check(outputs == g.vocab_size, "vocabulary"); break;
+    case Op::NormAdd:
+      check(instr.norm >= 0 && is_buffer(instr.residual), "a norm and a residual");
+      check(width(instr.residual) == width(instr.in) && width(instr.out) == width(instr.in), "output width");
+      check(width(instr.in) <= max_inputs_, "a norm of more than any matrix reads");
+      break;
     case Op::Attention:
       check(instr.layer >= 0 && instr.layer < g.num_layers, "layer");
       check(width(instr.in) == (g.num_heads + 2 * g.num_kv_heads) * g.head_dim, "QKV width");
       check(width(instr.out) == g.num_heads * g.head_dim, "output width");
       break;
   }
-  if (instr.op == Op::Linear && instr.layer >= 0)
+  if (instr.op == Op::Linear && instr.layer >= 0) {
     check(outputs == (g.num_heads + 2 * g.num_kv_heads) * g.head_dim && instr.layer < g.num_layers, "QKV width");
+    check(instr.rope >= -1 && instr.rope < static_cast<int>(ropes_.size()), "unknown RoPE table");
+    auto fits = [&](int v, int heads) { return v < 0 || size(v) == g.head_dim || size(v) == heads * g.head_dim; };
+    check(fits(instr.q_norm, g.num_heads) && fits(instr.k_norm, g.num_kv_heads), "norm of heads");
+  }
   instrs_.push_back(instr);
 }
 

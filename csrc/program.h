@@ -20,19 +20,27 @@ constexpr int kPrivateRows = 16;
 constexpr int kMaxTilesAtOnce = 12;  // a multiple of every number of tiles that a microkernel takes
 constexpr size_t kOutputCacheBytes = 64 << 10;  // what a run of tiles makes waits for its epilogue in L2
 
-enum class Op : int { Embed = 0, Linear = 1, Attention = 2, LinearAdd = 3, Gated = 4, Logits = 5 };
-constexpr int kNumOps = 6;
+enum class Op : int { Embed = 0, Linear = 1, Attention = 2, LinearAdd = 3, Gated = 4, Logits = 5, NormAdd = 6 };
+constexpr int kNumOps = 7;
+enum class Activation : int { Silu = 0, GeluTanh = 1 };
 
 // One instruction. Buffers are indices; -1 is none. Set by the recorder, checked by Program::add.
 struct Instr {
   Op op;
   int in = -1;            // [M][width] input
-  int residual = -1;      // LinearAdd
+  int residual = -1;      // LinearAdd, NormAdd
   int out = -1;
   std::vector<int> weights;  // matrices whose outputs lie side by side; Gated: gate, up
-  int norm = -1;          // RMSNorm weight before a linear map, or none
+  int norm = -1;          // RMSNorm weight before a linear map, or none; NormAdd: of its input
   float eps = 0.0f;
+  int bias = -1;          // vector added to what the matrices give, or none
+  Activation activation = Activation::Silu;  // Gated
   int layer = -1;         // Attention, and the Linear that feeds it
+  float scale = 1.0f;     // Embed: of the rows; the Linear that feeds attention: of q . k
+  int rope = -1;          // the Linear that feeds attention: number of its table, or none
+  int q_norm = -1, k_norm = -1;  // likewise: RMSNorm weights of a head, or of all heads together, or none
+  float qk_eps = 0.0f;
+  int window = 0;         // Attention: see AttendArgs
 };
 
 struct Geometry {
@@ -44,7 +52,6 @@ struct Geometry {
   int num_pages;
   int max_rows;
   bool is_kv_f32;
-  float attention_scale;
 };
 
 // The rows of one step; every array is the caller's and outlives the call.
@@ -66,12 +73,14 @@ struct StepArgs {
 
 class Program {
  public:
-  Program(const Geometry& geometry, const std::vector<double>& inv_freq, int num_threads, const KernelTable& kernels);
+  Program(const Geometry& geometry, int num_threads, const KernelTable& kernels);
 
   // Packs a matrix of `outputs` x `inputs`; output row n is source row rows[n] (null: n). Throws std::invalid_argument.
   int add_matrix(SourceFormat source, int outputs, int inputs, const uint8_t* data, const int32_t* rows);
   int add_vector(const float* data, int n);
   int add_buffer(int width);
+  // A table of cosines and sines times `magnitude`, one pair of dimensions per frequency, at most half a head's.
+  int add_rope(const std::vector<double>& inv_freq, double magnitude);
   void add(const Instr& instr);
 
   // One pass. Throws std::invalid_argument for arrays that point outside, std::runtime_error for non-finite activations.
@@ -141,6 +150,10 @@ class Program {
     int page;
     int lane;
   };
+  struct RopeTable {
+    int half;
+    Array<float> cos, sin;  // [positions][half]
+  };
   struct AttendItem {
     int row;
     int num_rows;
@@ -172,6 +185,7 @@ class Program {
   void store_sum(const float* residual, const float* x, int n, float* out);
   int tiles_at_once(const PackedMatrix& w, int num_rows) const;
   void run_embed(const Instr& instr, int thread);
+  void run_norm_add(const Instr& instr, int thread);
   void run_linear(const Instr& instr, int thread);
   void run_gated(const Instr& instr, int thread);
   void run_logits(const Instr& instr, int thread);
@@ -179,7 +193,12 @@ class Program {
   void multiply_tiles(const Instr& instr, const PackedMatrix& w, int column, Range tiles, const Inputs& in, int thread);
   bool is_by_head() const { return geometry_.head_dim % kTileRows == 0; }
   QkvShare qkv_share(int thread) const;
-  void rotate_and_append(const Instr& instr, const QkvShare& share);
+  void add_bias(const Instr& instr, int column, int n, float* row);
+  bool has_wide_norm(const Instr& instr) const;
+  void norm_wide(const Instr& instr, int thread);
+  void norm_slice(int norm, float eps, int n, int thread, float* x);
+  void rotate(const Instr& instr, const SlotRun& run, const Range& columns, int norm, float scale, int thread);
+  void rotate_and_append(const Instr& instr, const QkvShare& share, int thread);
   void run_attention(const Instr& instr, int index, int thread);
   void attend_item(const Instr& instr, const AttendItem& item, int thread);
   void attend_part(const Instr& instr, const AttendPart& part, int thread);
@@ -193,12 +212,17 @@ class Program {
   Pool pool_;
   std::vector<PackedMatrix> matrices_;
   Arena weights_;  // what matrices_ and vectors_ point into
-  std::vector<const float*> vectors_;
+  struct Vector {
+    const float* data;  // readable and zero up to a multiple of kGroup
+    int size;
+  };
+  const float* vector(int index) const { return vectors_[static_cast<size_t>(index)].data; }
+  std::vector<Vector> vectors_;
   std::vector<Buffer> buffers_;
   std::vector<Instr> instrs_;
   std::vector<KvLayer> kv_;
   Array<uint8_t> kv_data_;  // what kv_ points into
-  Array<float> rope_cos_, rope_sin_;  // [positions][head_dim / 2]
+  std::vector<RopeTable> ropes_;
   size_t weight_bytes_ = 0;
 
   int max_inputs_ = 0;

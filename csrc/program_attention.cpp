@@ -1,5 +1,7 @@
 // The attention of a program: work items, splits of positions, and who folds them.
 #include <algorithm>
+#include <cstring>
+#include <utility>
 
 #include "program.h"
 
@@ -70,24 +72,66 @@ Program::QkvShare Program::qkv_share(int thread) const {
   return mine;
 }
 
-void Program::rotate_and_append(const Instr& instr, const QkvShare& share) {
+bool Program::has_wide_norm(const Instr& instr) const {
+  for (const int v : {instr.q_norm, instr.k_norm})
+    if (v >= 0 && vectors_[static_cast<size_t>(v)].size != geometry_.head_dim) return true;
+  return false;
+}
+
+// RMSNorm of x[0, n) in place.
+void Program::norm_slice(int norm, float eps, int n, int thread, float* x) {
+  if (n % kTileRows == 0) return kernels_.rms_norm(&x, 1, vector(norm), eps, n, x, 0);
+  // A norm reads whole vectors, and behind this slice lies another.
+  float* padded = scratch_[static_cast<size_t>(thread)].rows.get();
+  std::memcpy(padded, x, sizeof(float) * static_cast<size_t>(n));
+  std::fill(padded + n, padded + round_up(n, kTileRows), 0.0f);
+  kernels_.rms_norm(&padded, 1, vector(norm), eps, n, padded, 0);
+  std::memcpy(x, padded, sizeof(float) * static_cast<size_t>(n));
+}
+
+// Norms over all heads of a row, by whole rows; all of QKV is there, and the next barrier is passed before it is rotated.
+void Program::norm_wide(const Instr& instr, int thread) {
+  const Geometry& g = geometry_;
+  const Buffer& qkv = buffers_[static_cast<size_t>(instr.out)];
+  const Range rows = share(num_rows_, thread, pool_.num_threads());
+  const int q_size = g.num_heads * g.head_dim;
+  for (int row = rows.begin; row < rows.end; row++) {
+    float* x = qkv.data.get() + static_cast<size_t>(row) * qkv.stride;
+    for (const auto& [norm, at] : {std::pair{instr.q_norm, 0}, std::pair{instr.k_norm, q_size}})
+      if (norm >= 0 && vectors_[static_cast<size_t>(norm)].size != g.head_dim)
+        norm_slice(norm, instr.qk_eps, vectors_[static_cast<size_t>(norm)].size, thread, x + at);
+  }
+  pool_.barrier();
+}
+
+// Norms, rotates and scales the heads in `columns` of a run's rows.
+void Program::rotate(const Instr& instr, const SlotRun& run, const Range& columns, int norm, float scale, int thread) {
+  const Buffer& qkv = buffers_[static_cast<size_t>(instr.out)];
+  const int d = geometry_.head_dim;
+  const bool is_normed = norm >= 0 && vectors_[static_cast<size_t>(norm)].size == d;
+  const RopeTable* table = instr.rope < 0 ? nullptr : &ropes_[static_cast<size_t>(instr.rope)];
+  const int half = table ? table->half : 0;
+  for (int row = run.row; row < run.row + run.num_rows; row++) {
+    const size_t at = static_cast<size_t>(views_[static_cast<size_t>(row)].position) * static_cast<size_t>(half);
+    for (int column = columns.begin; column < columns.end; column += d) {
+      float* head = qkv.data.get() + static_cast<size_t>(row) * qkv.stride + column;
+      if (is_normed) norm_slice(norm, instr.qk_eps, d, thread, head);
+      if (table) kernels_.rope(head, table->cos.get() + at, table->sin.get() + at, half, scale);
+      for (int i = 2 * half; i < d && scale != 1.0f; i++) head[i] *= scale;  // what is not rotated
+    }
+  }
+}
+
+void Program::rotate_and_append(const Instr& instr, const QkvShare& share, int thread) {
   const Geometry& g = geometry_;
   const Buffer& qkv = buffers_[static_cast<size_t>(instr.out)];
   const KvLayer& kv = kv_[static_cast<size_t>(instr.layer)];
   const size_t stride = static_cast<size_t>(qkv.stride);
-  const int d = g.head_dim, half = d / 2, first_key = g.num_heads * d, first_value = first_key + g.num_kv_heads * d;
+  const int d = g.head_dim, first_key = g.num_heads * d, first_value = first_key + g.num_kv_heads * d;
   for (const SlotRun& run : runs_) {
-    float* x = qkv.data.get() + static_cast<size_t>(run.row) * stride;
-    auto rotate = [&](const Range& columns, float scale) {
-      for (int row = 0; row < run.num_rows; row++) {
-        const size_t at = static_cast<size_t>(views_[static_cast<size_t>(run.row + row)].position) * half;
-        for (int column = columns.begin; column < columns.end; column += d)
-          kernels_.rope(x + static_cast<size_t>(row) * stride + column, rope_cos_.get() + at, rope_sin_.get() + at, half,
-                        scale);
-      }
-    };
-    rotate(share.queries, g.attention_scale);
-    rotate(share.keys, 1.0f);
+    rotate(instr, run, share.queries, instr.q_norm, instr.scale, thread);
+    rotate(instr, run, share.keys, instr.k_norm, 1.0f, thread);
+    const float* x = qkv.data.get() + static_cast<size_t>(run.row) * stride;
     for (int column = share.keys.begin; column < share.keys.end; column += d)
       kernels_.append_keys(kv, run.page, run.lane, run.num_rows, (column - first_key) / d, x + column, stride);
     for (int column = share.values.begin; column < share.values.end;) {
@@ -108,6 +152,7 @@ AttendArgs Program::attend_args(const Instr& instr, int row, int num_rows, int k
           num_rows,
           geometry_.num_heads / geometry_.num_kv_heads,
           kv_head,
+          instr.window,
           scratch_[static_cast<size_t>(thread)].attend.get()};
 }
 
@@ -133,22 +178,40 @@ void Program::run_attention(const Instr& instr, int index, int thread) {
   }
 }
 
+// Takes one split into the running softmax of each pair that sees something in it.
 void Program::combine(const AttendArgs& args, int split, const Partial& part, const Partial& run) {
   const size_t d_pad = static_cast<size_t>(args.kv->d_pad);
-  for (int p = 0; p < args.num_rows * args.group_heads; p++)
-    if (args.rows[p / args.group_heads].total_len() > split * kSplit)
-      kernels_.attend_combine(part.max[p], part.sum[p], part.acc + static_cast<size_t>(p) * d_pad, args.kv->d_pad,
-                              run.max + p, run.sum + p, run.acc + static_cast<size_t>(p) * d_pad);
+  for (int p = 0; p < args.num_rows * args.group_heads; p++) {
+    const RowView& row = args.rows[p / args.group_heads];
+    const int first = first_split(row, args.window);
+    const float* acc = part.acc + static_cast<size_t>(p) * d_pad;
+    float* run_acc = run.acc + static_cast<size_t>(p) * d_pad;
+    if (split < first || row.total_len() <= split * kSplit) continue;
+    if (split > first) {
+      kernels_.attend_combine(part.max[p], part.sum[p], acc, args.kv->d_pad, run.max + p, run.sum + p, run_acc);
+    } else if (run_acc != acc) {
+      run.max[p] = part.max[p];
+      run.sum[p] = part.sum[p];
+      std::memcpy(run_acc, acc, sizeof(float) * d_pad);
+    }
+  }
 }
 
 void Program::attend_item(const Instr& instr, const AttendItem& item, int thread) {
   const AttendArgs args = attend_args(instr, item.row, item.num_rows, item.kv_head, thread);
   const Partial run = partial_at(args.scratch + attend_scratch_floats(geometry_.head_dim));
   const Partial part = partial_at(run.max + partial_floats(args.kv->d_pad));
-  kernels_.attend_split(args, 0, run);
-  for (int split = 1; split < item.num_splits; split++) {
-    kernels_.attend_split(args, split, part);
-    combine(args, split, part, run);
+  int first = first_split(args.rows[0], args.window), last_first = first;
+  for (int r = 1; r < item.num_rows; r++) {
+    const int own = first_split(args.rows[r], args.window);
+    first = std::min(first, own);
+    last_first = std::max(last_first, own);
+  }
+  for (int split = first; split < item.num_splits; split++) {
+    // Where all rows begin, their partial sums are the running ones.
+    const Partial& to = split == first && first == last_first ? run : part;
+    kernels_.attend_split(args, split, to);
+    combine(args, split, to, run);
   }
   store_heads(instr, item.row, item.num_rows, item.kv_head, run.sum, run.acc);
 }
@@ -163,8 +226,8 @@ void Program::attend_part(const Instr& instr, const AttendPart& part, int thread
   std::atomic<int>& pending = pending_[static_cast<size_t>(part.item)];
   if (pending.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
   pending.store(item.num_splits, std::memory_order_relaxed);  // for the next layer
-  const Partial run = partial_at(partials);
-  for (int split = 1; split < item.num_splits; split++)
+  const Partial run = partial_at(args.scratch + attend_scratch_floats(geometry_.head_dim));
+  for (int split = 0; split < item.num_splits; split++)
     combine(args, split, partial_at(partials + static_cast<size_t>(split) * stride), run);
   store_heads(instr, item.row, item.num_rows, item.kv_head, run.sum, run.acc);
 }

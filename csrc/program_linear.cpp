@@ -50,7 +50,7 @@ void Program::fill_inputs(const Instr& instr, const Inputs& inputs, int row, int
   for (int i = 0; i < num_rows; i++) x[i] = in.data.get() + static_cast<size_t>(row + i) * in.stride;
   float* mine = const_cast<float*>(inputs.rows) + static_cast<size_t>(row) * inputs.stride;
   if (instr.norm >= 0)
-    kernels_.rms_norm(x, num_rows, vectors_[static_cast<size_t>(instr.norm)], instr.eps, in.width, mine, inputs.stride);
+    kernels_.rms_norm(x, num_rows, vector(instr.norm), instr.eps, in.width, mine, inputs.stride);
   uint32_t non_finite = 0;
   if (inputs.acts.groups > 0)
     non_finite = kernels_.quantise_rows(mine, inputs.stride, num_rows, inputs.acts, row, 0, inputs.acts.groups);
@@ -102,6 +102,13 @@ void Program::store_sum(const float* residual, const float* x, int n, float* out
   for (int i = 0; i < n; i++) out[i] = residual ? residual[i] + x[i] : x[i];
 }
 
+// row[i] += bias[column + i] for n outputs.
+void Program::add_bias(const Instr& instr, int column, int n, float* row) {
+  const float* bias = vector(instr.bias) + column;
+  if (n % kTileRows == 0) return kernels_.add(row, bias, n, row);
+  for (int i = 0; i < n; i++) row[i] = row[i] + bias[i];
+}
+
 // Some tiles of a matrix whose first output is column `column` of instr.out, and their epilogue.
 void Program::multiply_tiles(const Instr& instr, const PackedMatrix& w, int column, Range tiles, const Inputs& in,
                              int thread) {
@@ -117,13 +124,17 @@ void Program::multiply_tiles(const Instr& instr, const PackedMatrix& w, int colu
     const size_t at = static_cast<size_t>(column) + static_cast<size_t>(tile) * kTileRows;
     if (!residual && valid == n * kTileRows) {
       multiply(w, tile, n, in, thread, out.data.get() + at, ldo);
+      for (int r = 0; r < num_rows && instr.bias >= 0; r++)
+        add_bias(instr, static_cast<int>(at), valid, out.data.get() + at + static_cast<size_t>(r) * ldo);
       continue;
     }
     const size_t lds = static_cast<size_t>(n) * kTileRows;
     multiply(w, tile, n, in, thread, scratch, lds);
     for (int r = 0; r < num_rows; r++) {
       const size_t row = at + static_cast<size_t>(r) * ldo;
-      store_sum(residual ? residual + row : nullptr, scratch + static_cast<size_t>(r) * lds, valid, out.data.get() + row);
+      float* x = scratch + static_cast<size_t>(r) * lds;
+      if (instr.bias >= 0) add_bias(instr, static_cast<int>(at), valid, x);
+      store_sum(residual ? residual + row : nullptr, x, valid, out.data.get() + row);
     }
   }
 }
@@ -147,8 +158,9 @@ void Program::run_linear(const Instr& instr, int thread) {
     column += w.outputs;
   }
   if (!is_qkv) return;
-  if (!is_by_head()) pool_.barrier();
-  rotate_and_append(instr, mine);
+  if (!is_by_head() || has_wide_norm(instr)) pool_.barrier();
+  if (has_wide_norm(instr)) norm_wide(instr, thread);
+  rotate_and_append(instr, mine, thread);
 }
 
 void Program::run_gated(const Instr& instr, int thread) {
@@ -158,6 +170,7 @@ void Program::run_gated(const Instr& instr, int thread) {
   const PackedMatrix& gate = matrices_[static_cast<size_t>(instr.weights[0])];
   const PackedMatrix& up = matrices_[static_cast<size_t>(instr.weights[1])];
   float* a = scratch_[static_cast<size_t>(thread)].tiles.get();
+  const auto act = instr.activation == Activation::Silu ? kernels_.silu_mul : kernels_.gelu_mul;
   // Codes are made of whole groups.
   const int unit = out.is_coded ? kGroup / kTileRows : 1;
   Range tiles = share(gate.tiles / unit, thread, pool_.num_threads());
@@ -173,7 +186,7 @@ void Program::run_gated(const Instr& instr, int thread) {
     multiply(up, tile, n, in, thread, b, lds);
     for (int r = 0; r < num_rows; r++) {
       float* x = a + static_cast<size_t>(r) * lds;
-      kernels_.silu_mul(x, b + static_cast<size_t>(r) * lds, n * kTileRows, x);
+      act(x, b + static_cast<size_t>(r) * lds, n * kTileRows, x);
       if (!out.is_coded)
         std::memcpy(out.data.get() + static_cast<size_t>(r) * out.stride + static_cast<size_t>(tile) * kTileRows, x,
                     sizeof(float) * static_cast<size_t>(valid));

@@ -197,6 +197,7 @@ void Program::execute(int thread) {
       case Op::Gated: run_gated(instr, thread); break;
       case Op::Attention: run_attention(instr, static_cast<int>(i), thread); break;
       case Op::Logits: run_logits(instr, thread); break;
+      case Op::NormAdd: run_norm_add(instr, thread); break;
     }
     pool_.barrier();
     if (is_profiling_ && thread == 0)
@@ -216,8 +217,25 @@ void Program::run_embed(const Instr& instr, int thread) {
   const PackedMatrix& table = matrices_[static_cast<size_t>(instr.weights[0])];
   Buffer& out = buffers_[static_cast<size_t>(instr.out)];
   const Range r = share(num_rows_, thread, pool_.num_threads());
-  for (int row = r.begin; row < r.end; row++)
-    kernels_.dequantise_row(table, step_->token_ids[row], out.data.get() + static_cast<size_t>(row) * out.stride);
+  for (int row = r.begin; row < r.end; row++) {
+    float* x = out.data.get() + static_cast<size_t>(row) * out.stride;
+    kernels_.dequantise_row(table, step_->token_ids[row], x);
+    for (int i = 0; i < table.inputs && instr.scale != 1.0f; i++) x[i] *= instr.scale;
+  }
+}
+
+void Program::run_norm_add(const Instr& instr, int thread) {
+  const Buffer& in = buffers_[static_cast<size_t>(instr.in)];
+  const Buffer& residual = buffers_[static_cast<size_t>(instr.residual)];
+  const Buffer& out = buffers_[static_cast<size_t>(instr.out)];
+  float* normed = scratch_[static_cast<size_t>(thread)].rows.get();
+  const Range r = share(num_rows_, thread, pool_.num_threads());
+  for (size_t row = static_cast<size_t>(r.begin); row < static_cast<size_t>(r.end); row++) {
+    const float* x = in.data.get() + row * static_cast<size_t>(in.stride);
+    kernels_.rms_norm(&x, 1, vector(instr.norm), instr.eps, in.width, normed, 0);
+    store_sum(residual.data.get() + row * static_cast<size_t>(residual.stride), normed, in.width,
+              out.data.get() + row * static_cast<size_t>(out.stride));
+  }
 }
 
 }  // namespace forerun

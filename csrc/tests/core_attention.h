@@ -12,6 +12,7 @@ struct AttentionShape {
   int group_heads;
   bool is_f32;
   int num_slots;
+  int window = 0;
 
   int d_pad() const { return round_up(head_dim, 16); }
 };
@@ -110,12 +111,20 @@ inline void check_runs(Rng& rng, const AttentionShape& shape) {
   }
 }
 
-// The slots a row sees, in logical order.
-inline std::vector<int> seen_slots(const RowView& row) {
+// The slots of a row's path, in logical order.
+inline std::vector<int> path_slots(const RowView& row) {
   std::vector<int> slots;
   for (int slot = 0; slot < row.visible_len; slot++) slots.push_back(slot);
   for (int bit = 0; bit < 64; bit++)
     if (row.tail_mask >> bit & 1) slots.push_back(row.tail_base + bit);
+  return slots;
+}
+
+// Those it sees.
+inline std::vector<int> seen_slots(const RowView& row, int window) {
+  std::vector<int> slots = path_slots(row);
+  const long hidden = static_cast<long>(slots.size()) - window;
+  if (window > 0 && hidden > 0) slots.erase(slots.begin(), slots.begin() + hidden);
   return slots;
 }
 
@@ -132,7 +141,7 @@ inline Attention attend(const KernelTable& table, const AttentionShape& shape, c
   const Aligned<float> scratch(attend_scratch_floats(shape.head_dim));
   const AttendArgs args{
       &kv,     q.data(),     q.size() / rows.size(), rows.data(), static_cast<int>(rows.size()), shape.group_heads,
-      kv_head, scratch.get()};
+      kv_head, shape.window, scratch.get()};
   const size_t n = static_cast<size_t>(pairs), width = static_cast<size_t>(d_pad);
   Attention run{std::vector<float>(n), std::vector<float>(n), std::vector<float>(n * width), {}};
   int longest = 0;
@@ -143,10 +152,12 @@ inline Attention attend(const KernelTable& table, const AttentionShape& shape, c
     table.attend_split(args, split, {part.max.data(), part.sum.data(), part.acc.data()});
     for (size_t p = 0; p < n; p++) {
       const float* acc = part.acc.data() + p * width;
-      if (rows[p / static_cast<size_t>(shape.group_heads)].total_len() <= split * kSplit) {
+      const RowView& row = rows[p / static_cast<size_t>(shape.group_heads)];
+      const int first = first_split(row, shape.window);
+      if (row.total_len() <= split * kSplit || split < first) {
         CHECK(part.max[p] == -1e9f && part.sum[p] == -1e9f && acc[0] == -1e9f && acc[d_pad - 1] == -1e9f,
               "%s writes to a row that has nothing in split %d", table.name, split);
-      } else if (split == 0) {
+      } else if (split == first) {
         run.max[p] = part.max[p];
         run.sum[p] = part.sum[p];
         std::copy(acc, acc + width, run.acc.begin() + static_cast<long>(p * width));
@@ -167,7 +178,7 @@ inline Attention attend(const KernelTable& table, const AttentionShape& shape, c
 // softmax(q k) v in double over the slots a row sees.
 inline void check_softmax(const AttentionShape& shape, const Cache& cache, int kv_head, const float* q,
                           const RowView& row, const float* got, const char* isa) {
-  const std::vector<int> slots = seen_slots(row);
+  const std::vector<int> slots = seen_slots(row, shape.window);
   std::vector<double> weights;
   double top = -1e300, total = 0;
   for (const int slot : slots) {
@@ -218,7 +229,7 @@ inline void check_alone_and_as_a_chain(Rng& rng, const AttentionShape& shape, co
   const std::vector<float> alone = attend(table, shape, cache.kv(), kv_head, q, {row}).out;
   CHECK(std::memcmp(alone.data(), want, alone.size() * 4) == 0, "%s: a row depends on its neighbours", table.name);
   if (row.tail_mask == 0) return;
-  const std::vector<int> slots = seen_slots(row);
+  const std::vector<int> slots = path_slots(row);
   AttentionShape chain_shape = shape;
   chain_shape.num_slots = static_cast<int>(slots.size());
   Cache chain(rng, chain_shape, table);
@@ -263,7 +274,7 @@ inline void check_attention(uint64_t seed, const AttentionShape& shape) {
     // What no row sees stays garbage.
     std::vector<bool> is_seen(static_cast<size_t>(shape.num_slots));
     for (const RowView& row : views)
-      for (const int slot : seen_slots(row)) is_seen[static_cast<size_t>(slot)] = true;
+      for (const int slot : path_slots(row)) is_seen[static_cast<size_t>(slot)] = true;
     for (int slot = 0; slot < shape.num_slots; slot++) {
       if (!is_seen[static_cast<size_t>(slot)]) continue;
       const std::vector<float> kv = random_floats(rng, 2 * static_cast<size_t>(shape.head_dim));
@@ -300,7 +311,8 @@ inline void test_attention() {
     for (const int group_heads : {1, 3, 7}) {
       for (const bool is_f32 : {false, true}) {
         const int num_slots = rng.between(0, 3) ? rng.between(1, 90) : rng.between(250, head_dim > 64 ? 330 : 560);
-        check_attention(rng.bits(), {head_dim, group_heads, is_f32, num_slots});
+        const int window = rng.between(0, 1) ? 0 : rng.between(1, num_slots + 9);
+        check_attention(rng.bits(), {head_dim, group_heads, is_f32, num_slots, window});
       }
     }
     for (const bool is_f32 : {false, true}) {
@@ -319,7 +331,7 @@ inline void test_attention() {
   }
   // Exactly at and around the borders of a split and of a page.
   for (const int num_slots : {15, 16, 17, 255, 256, 257, 512, 513})
-    check_attention(rng.bits(), {16, 3, false, num_slots});
+    for (const int window : {0, 1, 16, 255, 256, 257}) check_attention(rng.bits(), {16, 3, false, num_slots, window});
 }
 
 }  // namespace test

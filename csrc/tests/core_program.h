@@ -58,10 +58,11 @@ struct Model {
   int qkv() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
 
   std::unique_ptr<Program> bind(const KernelTable& table, int num_threads) const {
-    const Geometry g{kVocab, 2, num_heads, num_kv_heads, head_dim, kPages, kMaxRows, is_kv_f32, 0.2f};
+    const Geometry g{kVocab, 2, num_heads, num_kv_heads, head_dim, kPages, kMaxRows, is_kv_f32};
     std::vector<double> inv_freq;
     for (int i = 0; i < head_dim / 2; i++) inv_freq.push_back(std::pow(10000.0, -2.0 * i / head_dim));
-    auto program = std::make_unique<Program>(g, inv_freq, num_threads, table);
+    auto program = std::make_unique<Program>(g, num_threads, table);
+    program->add_rope(inv_freq, 1.0);
     Rng rng(77);
     auto matrix_as = [&](SourceFormat format, int outputs, int inputs) {
       const std::vector<uint8_t> bytes = tame_source(rng, format, outputs, inputs);
@@ -106,6 +107,10 @@ struct Model {
     i.norm = norm;
     i.eps = 1e-5f;
     i.layer = layer;
+    if (op == Op::Linear) {
+      i.rope = 0;
+      i.scale = 0.2f;
+    }
     return i;
   }
   // Weights of order a tenth, so that activations stay of order one.

@@ -7,6 +7,7 @@ from forerun.types import Float32Array, Float64Array, Int32Array, UInt64Array
 
 def available_isas() -> list[str]: ...
 def num_available_cpus() -> int: ...
+def packed_formats() -> list[str]: ...
 def stream_read_gb_per_s(num_threads: int, num_bytes: int) -> float: ...
 def exp_f32(isa: str, x: Float32Array, out: Float32Array) -> None: ...
 
@@ -23,16 +24,31 @@ class Program:
         num_pages: int,
         max_rows: int,
         is_kv_f32: bool,
-        attention_scale: float,
-        inv_freq: list[float],
     ) -> None: ...
     def add_matrix(
         self, format: str, outputs: int, inputs: int, data: npt.NDArray[np.uint8], rows: Int32Array | None
     ) -> int: ...
     def add_vector(self, data: Float32Array) -> int: ...
     def add_buffer(self, width: int) -> int: ...
+    def add_rope(self, inv_freq: list[float], magnitude: float) -> int: ...
     def add(
-        self, op: int, in_: int, residual: int, out: int, weights: list[int], norm: int, eps: float, layer: int
+        self,
+        op: int,
+        in_: int,
+        residual: int,
+        out: int,
+        weights: list[int],
+        norm: int,
+        eps: float,
+        bias: int,
+        activation: int,
+        layer: int,
+        scale: float,
+        rope: int,
+        q_norm: int,
+        k_norm: int,
+        qk_eps: float,
+        window: int,
     ) -> None: ...
     def forward(
         self,

@@ -11,7 +11,6 @@ import pytest
 import forerun._native as _native
 from forerun import LLM, SamplingParams
 from forerun.ops.base import KvType
-from forerun.ops.formats import FORMATS
 from forerun.types import PAGE_TOKENS
 from tests.helpers.engines import right
 from tests.helpers.gguf_files import write_tiny_llama
@@ -19,6 +18,7 @@ from tests.helpers.scripted import Answer, answer, complete, fork, hole, noise, 
 from tests.helpers.toy_llama import chain_batch, pages_for, tree_batch
 
 ISAS = _native.available_isas()
+FORMATS = ("f32", "f16", "q4_0", "q4_1", "q8_0")
 QUANTS = ("auto", "q8", "q4", "f32")
 KV_TYPES: tuple[KvType, ...] = ("f16", "f32")
 VOCAB_SIZE = 320

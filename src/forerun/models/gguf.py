@@ -1,77 +1,41 @@
-"""Reads GGUF files: a header of named values, a table of tensors, and the tensors' bytes, which stay in the file.
+"""Reads GGUF models, in one file or in parts. The tensors' bytes stay in the mapped files.
 
-Nothing in a header is believed. Every count, length, dimension and offset is compared with the size of the file before
-it is used, so a broken or hostile file costs time and memory in proportion to its own size at most, and ends in a
-`LoadError` that names the file and the key or tensor.
+    NAME-00001-of-00003.gguf    split.no 0, split.count 3, split.tensors.count, all metadata, some tensors or none
+    NAME-00002-of-00003.gguf    split.no 1, split.count 3, split.tensors.count, more tensors
+    NAME-00003-of-00003.gguf    ...
 
-    GGUF v3, little-endian
-    magic "GGUF" | version u32 | tensor count u64 | metadata count u64
-    metadata:    key string | type u32 | value                                       (string: length u64, UTF-8 bytes)
-    tensors:     name string | number of dimensions u32 | dimensions u64... | type u32 | offset u64
-    padding up to a multiple of general.alignment; offsets count from here
-    tensor data
-
-This module knows no architecture and no tokenizer. Version 2 has the same layout.
+This is how llama.cpp's gguf-split cuts a model. A model is opened by its first part; of the others only the split keys
+and the tensors are used. `models.gguf_header` reads the single file.
 """
 
 from __future__ import annotations
 
-import math
-import mmap
-import struct
+import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from forerun.errors import LoadError
+from forerun.models.gguf_header import GgufHeader, MetadataValue, read_header
 from forerun.ops.base import Weight
-from forerun.ops.formats import FORMATS, row_bytes
 
-MetadataValue = str | int | float | bool | list[str] | list[int] | list[float] | list[bool]
+__all__ = ["GgufFile", "MetadataValue", "read_gguf"]
 
-MAGIC = b"GGUF"
-VERSIONS = (2, 3)
-DEFAULT_ALIGNMENT = 32
-ALIGNMENT_KEY = "general.alignment"
-
-_BOOL, _STRING, _ARRAY = 7, 8, 9
-_SCALARS: Mapping[int, np.dtype[Any]] = {
-    0: np.dtype("<u1"),
-    1: np.dtype("<i1"),
-    2: np.dtype("<u2"),
-    3: np.dtype("<i2"),
-    4: np.dtype("<u4"),
-    5: np.dtype("<i4"),
-    6: np.dtype("<f4"),
-    _BOOL: np.dtype("?"),
-    10: np.dtype("<u8"),
-    11: np.dtype("<i8"),
-    12: np.dtype("<f8"),
-}
-# The least bytes an entry can take, so that a count can be compared with the size of the file.
-_MIN_METADATA_BYTES = 8 + 1 + 4 + 1
-_MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
-_MAX_ARRAY_LEN = 1 << 22  # entries of one array; the largest vocabularies have a sixteenth of it
-_MAX_NAME_LEN = 1024  # characters of a key or tensor name; real ones have less than a hundred
-
-# Names of the tensor types, for messages; the ones in FORMATS can be read.
-_TENSOR_TYPES: Mapping[int, str] = {
-    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K",
-    12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
-    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
-    29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
-}  # fmt: skip
+_SPLIT_NO, _SPLIT_COUNT, _SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
+_MAX_PARTS = (1 << 16) - 1  # the file holds 16-bit numbers
+_MAX_TENSORS = (1 << 31) - 1
+_PART_NAME = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """An open GGUF file. The map is closed when the last array that views it is gone.
+    """An open model. A map is closed when the last array that views it is gone.
 
     Attributes:
-        path: where it lies.
+        path: where it lies, the first part if it is in parts.
         metadata: values by key, in file order.
         tensors: matrices by name, in file order. A vector of K numbers is a matrix of shape (1, K).
     """
@@ -82,242 +46,103 @@ class GgufFile:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Maps a file and reads its header.
+    """Maps a file, and the other parts where it is the first of several, and reads their headers.
 
     Raises:
-        LoadError: the file is missing, no GGUF file, truncated, malformed, one part of several, or holds a tensor of a
-            type or rank that is not supported. Tensor bytes are not looked at.
+        LoadError: a file is missing, no GGUF file, truncated, malformed, or holds a tensor of a type or rank that is
+            not supported; or it is another part than the first; or the parts do not belong together. Tensor bytes are
+            not looked at.
     """
-    cursor = _Cursor(path, _map(path))
-    version = _read_version(cursor)
-    if version not in VERSIONS:
-        raise LoadError(f"{path} is GGUF version {version}, but only versions 2 and 3 can be read")
-    num_tensors = cursor.count("the tensor count", _MIN_TENSOR_BYTES)
-    num_metadata = cursor.count("the metadata count", _MIN_METADATA_BYTES)
-    metadata = _read_metadata(cursor, num_metadata)
-    _require_single_file(path, metadata)
-    alignment = _alignment(path, metadata)
-    infos = [_read_tensor_info(cursor) for _ in range(num_tensors)]
-    data_start = -(-cursor.pos // alignment) * alignment
-    return GgufFile(path, metadata, _bind_tensors(cursor, infos, data_start, alignment))
+    first = read_header(path)
+    tensors: dict[str, Weight] = {}
+    owners: dict[str, Path] = {}
+    for part in _read_parts(first):
+        for name, weight in _bind_tensors(part).items():
+            if name in tensors:
+                raise LoadError(f"{part.path} is malformed: tensor {name} is in {owners[name]} as well")
+            tensors[name], owners[name] = weight, part.path
+    return GgufFile(path, first.metadata, tensors)
 
 
-def _map(path: Path) -> mmap.mmap:
-    try:
-        with path.open("rb") as file:
-            head = file.read(len(MAGIC))
-            if not head:
-                raise LoadError(f"{path} is empty, not a GGUF file")
-            if head != MAGIC:
-                raise LoadError(f"{path} is not a GGUF file: it starts with {head!r}, not {MAGIC!r}")
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise LoadError(f"{path} can't be read: {error.strerror}") from error
+def _read_parts(first: GgufHeader) -> list[GgufHeader]:
+    """All parts of a model, in order, with numbers, names and counts that agree."""
+    # A model that was merged from its parts says that it is in 0 of them.
+    count = _split_value(first, _SPLIT_COUNT, _MAX_PARTS) if _SPLIT_COUNT in first.metadata else 0
+    if count < 2:
+        return [first]
+    number = _split_value(first, _SPLIT_NO, count - 1) + 1
+    num_tensors = _split_value(first, _SPLIT_TENSORS, _MAX_TENSORS)
+    paths = _part_paths(first.path, number, count)
+    if number != 1:
+        raise LoadError(f"{first.path} is part {number} of a model in {count} parts; open the first, {paths[0]}")
+    for i, path in enumerate(paths, 1):
+        if not os.path.exists(path):
+            raise LoadError(f"{first.path} is part 1 of {count}, but part {i} is missing: {path} does not exist")
+    parts = [first, *(read_header(path) for path in paths[1:])]
+    _require_agreement(parts, num_tensors)
+    return parts
 
 
-@dataclass(slots=True)
-class _Cursor:
-    """A position in the mapped file; each read checks that the file reaches that far."""
-
-    path: Path
-    data: mmap.mmap
-    pos: int = 0
-    size: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.size = len(self.data)
-
-    def require(self, num_bytes: int, what: str) -> None:
-        if num_bytes > self.size - self.pos:
-            raise LoadError(
-                f"{self.path} is truncated or malformed: {what} at byte {self.pos} takes {num_bytes} bytes, "
-                f"but the file has {self.size}"
-            )
-
-    def u32(self, what: str) -> int:
-        return int.from_bytes(self.take(4, what), "little")
-
-    def u64(self, what: str) -> int:
-        return int.from_bytes(self.take(8, what), "little")
-
-    def take(self, num_bytes: int, what: str) -> bytes:
-        self.require(num_bytes, what)
-        start, self.pos = self.pos, self.pos + num_bytes
-        return self.data[start : self.pos]
-
-    def count(self, what: str, min_entry_bytes: int) -> int:
-        """A count of entries that take at least so many bytes each."""
-        number = self.u64(what)
-        if number > (self.size - self.pos) // min_entry_bytes:
-            raise LoadError(
-                f"{self.path} is truncated or malformed: {what} is {number}, too many for the file's {self.size} bytes"
-            )
-        return number
-
-    def string(self, what: str) -> str:
-        return self._text(self.take(self.u64(f"the length of {what}"), what), what)
-
-    def name(self, what: str) -> str:
-        text = self.string(what)
-        if not 0 < len(text) <= _MAX_NAME_LEN:
-            raise LoadError(f"{self.path} is malformed: {what} has {len(text)} characters, not 1 to {_MAX_NAME_LEN}")
-        if not text.isprintable():  # names end up in messages, and so in terminals
-            raise LoadError(f"{self.path} is malformed: {what} holds characters that can't be printed")
-        return text
-
-    def strings(self, count: int, what: str) -> list[str]:
-        """An array of strings. One tight loop: a vocabulary has hundreds of thousands of them."""
-        data, size, pos = self.data, self.size, self.pos
-        read_length = struct.Struct("<Q").unpack_from
-        out = []
-        try:
-            for _ in range(count):
-                (length,) = read_length(data, pos)
-                start, pos = pos + 8, pos + 8 + length
-                if pos > size:
-                    break
-                out.append(data[start:pos].decode())
-        except struct.error:
-            pos = size + 1
-        except UnicodeDecodeError as error:
-            raise LoadError(f"{self.path} is malformed: entry {len(out)} of {what} is not UTF-8") from error
-        if pos > size:
-            raise LoadError(
-                f"{self.path} is truncated or malformed: entry {len(out)} of {what} lies past the end, "
-                f"the file has {size} bytes"
-            )
-        self.pos = pos
-        return out
-
-    def numbers(self, count: int, dtype: np.dtype[Any], what: str) -> list[Any]:
-        """An array of numbers or booleans."""
-        raw = self.take(count * dtype.itemsize, what)
-        if dtype == np.bool_ and raw.strip(b"\0\1"):
-            raise LoadError(f"{self.path} is malformed: {what} holds a boolean that is neither 0 nor 1")
-        values: list[Any] = np.frombuffer(raw, dtype).tolist()
-        return values
-
-    def _text(self, raw: bytes, what: str) -> str:
-        try:
-            return raw.decode()
-        except UnicodeDecodeError as error:
-            raise LoadError(f"{self.path} is malformed: {what} is not UTF-8") from error
+def _require_agreement(parts: list[GgufHeader], num_tensors: int) -> None:
+    first, count = parts[0], len(parts)
+    for i, part in enumerate(parts):
+        for key, expected in ((_SPLIT_COUNT, count), (_SPLIT_NO, i), (_SPLIT_TENSORS, num_tensors)):
+            found = _split_value(part, key, _MAX_TENSORS)
+            if found != expected:
+                raise LoadError(
+                    f"{part.path} is not part {i + 1} of the model in {first.path}: {key} is {found}, not {expected}"
+                )
+    total = sum(len(part.tensors) for part in parts)
+    if total != num_tensors:
+        raise LoadError(
+            f"{first.path} is malformed: {_SPLIT_TENSORS} is {num_tensors}, but its {count} parts hold {total} tensors"
+        )
 
 
-def _read_version(cursor: _Cursor) -> int:
-    cursor.take(len(MAGIC), "the magic")
-    version = cursor.u32("the version")
-    if version and not version & 0xFFFF:
-        raise LoadError(f"{cursor.path} is a big-endian GGUF file, but only little-endian ones can be read")
-    return version
-
-
-def _read_metadata(cursor: _Cursor, count: int) -> dict[str, MetadataValue]:
-    metadata: dict[str, MetadataValue] = {}
-    for index in range(count):
-        key = cursor.name(f"the key of metadata entry {index}")
-        if key in metadata:
-            raise LoadError(f"{cursor.path} is malformed: key {key} occurs twice")
-        metadata[key] = _read_value(cursor, f"key {key}")
-    return metadata
-
-
-def _read_value(cursor: _Cursor, what: str) -> MetadataValue:
-    kind = cursor.u32(f"the type of {what}")
-    if kind == _STRING:
-        return cursor.string(what)
-    if kind == _ARRAY:
-        return _read_array(cursor, what)
-    value: bool | int | float = cursor.numbers(1, _dtype(cursor, kind, what), what)[0]
+def _split_value(header: GgufHeader, key: str, maximum: int) -> int:
+    value = header.metadata.get(key)
+    if type(value) is not int or not 0 <= value <= maximum:
+        shown = "missing" if value is None else f"{value!r:.40}"
+        raise LoadError(f"{header.path} is malformed: {key} is {shown}, but must be a number from 0 to {maximum}")
     return value
 
 
-def _read_array(cursor: _Cursor, what: str) -> MetadataValue:
-    kind = cursor.u32(f"the element type of {what}")
-    if kind == _ARRAY:
-        raise LoadError(f"{cursor.path} is not supported: {what} is an array of arrays")
-    dtype = None if kind == _STRING else _dtype(cursor, kind, what)
-    length = cursor.count(f"the length of {what}", dtype.itemsize if dtype else 8)
-    if length > _MAX_ARRAY_LEN:
-        raise LoadError(f"{cursor.path} is not supported: {what} has {length} entries, more than {_MAX_ARRAY_LEN}")
-    return cursor.numbers(length, dtype, what) if dtype else cursor.strings(length, what)
+def _part_paths(path: Path, number: int, count: int) -> list[Path]:
+    """The files of a model in parts, from the name of one of them."""
+    match = _PART_NAME.fullmatch(path.name)
+    if match is None or (int(match[2]), int(match[3])) != (number, count):
+        expected = _part_name(match[1] if match else "NAME", number, count)
+        raise LoadError(f"{path} is part {number} of a model in {count} parts, so its name must be {expected}")
+    return [path.with_name(_part_name(match[1], i, count)) for i in range(1, count + 1)]
 
 
-def _dtype(cursor: _Cursor, kind: int, what: str) -> np.dtype[Any]:
-    try:
-        return _SCALARS[kind]
-    except KeyError:
-        raise LoadError(f"{cursor.path} is malformed: {what} has value type {kind}, which does not exist") from None
+def _part_name(name: str, number: int, count: int) -> str:
+    return f"{name}-{number:05}-of-{count:05}.gguf"
 
 
-def _require_single_file(path: Path, metadata: Mapping[str, MetadataValue]) -> None:
-    parts = metadata.get("split.count", 1)
-    if parts not in (0, 1):
-        raise LoadError(f"{path} is one of {parts} parts of a split model; merge the parts into one file first")
-
-
-def _alignment(path: Path, metadata: Mapping[str, MetadataValue]) -> int:
-    alignment = metadata.get(ALIGNMENT_KEY, DEFAULT_ALIGNMENT)
-    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-        raise LoadError(f"{path} is malformed: {ALIGNMENT_KEY} is {alignment}, but must be a power of two")
-    return alignment
-
-
-@dataclass(frozen=True, slots=True)
-class _TensorInfo:
-    name: str
-    shape: tuple[int, int]
-    format: str
-    offset: int  # from the start of the tensor data
-    num_bytes: int
-
-
-def _read_tensor_info(cursor: _Cursor) -> _TensorInfo:
-    path = cursor.path
-    name = cursor.name("the name of a tensor")
-    what = f"tensor {name}"
-    num_dims = cursor.u32(f"the number of dimensions of {what}")
-    if not 1 <= num_dims <= 4:
-        raise LoadError(f"{path} is malformed: {what} has {num_dims} dimensions, but must have 1 to 4")
-    dims = [cursor.u64(f"the dimensions of {what}") for _ in range(num_dims)]
-    if min(dims) < 1 or math.prod(dims) >= 2**63:
-        raise LoadError(f"{path} is malformed: {what} has dimensions {dims}, which no file can hold")
-    type_id = cursor.u32(f"the type of {what}")
-    offset = cursor.u64(f"the offset of {what}")
-    type_name = _TENSOR_TYPES.get(type_id, str(type_id))
-    fmt = type_name.lower()
-    if fmt not in FORMATS:
-        supported = ", ".join(known.upper() for known in FORMATS)
-        raise LoadError(f"{path}: {what} has type {type_name}, which is not supported; supported: {supported}")
-    if num_dims > 2:
-        raise LoadError(f"{path}: {what} has {num_dims} dimensions, but only vectors and matrices are supported")
-    # The file lists the fastest dimension first.
-    shape = (dims[1] if num_dims == 2 else 1, dims[0])
-    return _TensorInfo(name, shape, fmt, offset, shape[0] * row_bytes(f"{name} of {path}", fmt, shape[1]))
-
-
-def _bind_tensors(cursor: _Cursor, infos: list[_TensorInfo], data_start: int, alignment: int) -> dict[str, Weight]:
-    path = cursor.path
-    expected_size, first_cut = data_start, ""
-    for info in sorted(infos, key=lambda info: info.offset):
-        start = data_start + info.offset
-        if info.offset % alignment:
-            raise LoadError(f"{path} is malformed: tensor {info.name} is not aligned to {alignment} bytes")
+def _bind_tensors(header: GgufHeader) -> dict[str, Weight]:
+    """Views of a file's tensor data, which must lie within it, aligned and without overlaps."""
+    path, size = header.path, len(header.data)
+    expected_size, first_cut = header.data_start, ""
+    for info in sorted(header.tensors, key=lambda info: info.offset):
+        start = header.data_start + info.offset
+        if info.offset % header.alignment:
+            raise LoadError(f"{path} is malformed: tensor {info.name} is not aligned to {header.alignment} bytes")
         if start < expected_size:
             raise LoadError(f"{path} is malformed: tensor {info.name} overlaps another one")
         expected_size = start + info.num_bytes
-        if expected_size > cursor.size:
+        if expected_size > size:
             first_cut = first_cut or info.name
     if first_cut:
         raise LoadError(
-            f"{path} is truncated: its tensors end at byte {expected_size}, but the file has {cursor.size} "
+            f"{path} is truncated: its tensors end at byte {expected_size}, but the file has {size} "
             f"({first_cut} is the first one cut)"
         )
-    everything = np.frombuffer(cursor.data, np.uint8)
+    everything = np.frombuffer(header.data, np.uint8)
     tensors: dict[str, Weight] = {}
-    for info in infos:
+    for info in header.tensors:
         if info.name in tensors:
             raise LoadError(f"{path} is malformed: tensor {info.name} occurs twice")
-        start = data_start + info.offset
+        start = header.data_start + info.offset
         tensors[info.name] = Weight(info.name, info.format, info.shape, everything[start : start + info.num_bytes])
     return tensors

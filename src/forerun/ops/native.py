@@ -13,12 +13,17 @@ import numpy as np
 
 import forerun._native as _native
 from forerun.errors import ConfigError, EngineFault, LoadError
-from forerun.ops.base import ExecutorConfig, Ops, Weight
+from forerun.ops.base import AttentionSpec, ExecutorConfig, Ops, Weight
+from forerun.ops.formats import dequantize
 from forerun.ops.recorder import OP_NAMES, Instr, Recorder, Value, assign_buffers
-from forerun.types import Batch, ForwardOutput, Int32Array
+from forerun.types import Batch, Float32Array, ForwardOutput, Int32Array
 
 ISA_VARIABLE = "FORERUN_ISA"
 MAX_THREADS = 256
+MAX_WINDOW = 2**31 - 1
+ACTIVATIONS = ("silu", "gelu_tanh")
+# What the kernels read as it is; anything else is expanded to float32.
+PACKED_FORMATS = frozenset(_native.packed_formats())
 
 
 def chosen_isa() -> str:
@@ -73,7 +78,7 @@ class NativeExecutor:
         num_threads = default_num_threads() if config.num_threads is None else config.num_threads
         if not 1 <= num_threads <= MAX_THREADS:
             raise ConfigError(f"threads is {num_threads}, but must be between 1 and {MAX_THREADS}")
-        spec = config.attention
+        spec = config.attentions[0]
         self.vocab_size = config.vocab_size
         try:
             self.program = _native.Program(
@@ -87,14 +92,12 @@ class NativeExecutor:
                 num_pages=config.num_pages,
                 max_rows=config.max_rows,
                 is_kv_f32=config.kv_type == "f32",
-                attention_scale=spec.scale,
-                inv_freq=list(spec.inv_freq),
             )
+            recorder = Recorder()
+            build(recorder)
+            _emit(self.program, recorder.instrs)
         except ValueError as error:
             raise LoadError(f"the native backend can't run this architecture: {error}") from error
-        recorder = Recorder()
-        build(recorder)
-        _emit(self.program, recorder.instrs)
 
     def forward(self, batch: Batch) -> ForwardOutput:
         """See `Executor.forward`. The logits are a view that the next pass overwrites.
@@ -158,57 +161,107 @@ def _emit(program: _native.Program, instrs: list[Instr]) -> None:
         return -1 if value is None else buffer_of[value.index]
 
     for instr in instrs:
+        spec, norms = instr.spec, instr.head_norms
+        is_qkv = norms is not None and spec is not None
         program.add(
             op=OP_NAMES.index(instr.op),
             in_=buffer(instr.x),
             residual=buffer(instr.residual),
             out=buffer(instr.out),
-            weights=packer.pack(instr),
-            norm=-1 if instr.norm is None else program.add_vector(instr.norm),
+            weights=packer.matrices(instr),
+            norm=packer.vector(instr.norm),
             eps=instr.eps,
+            bias=packer.bias(instr),
+            activation=ACTIVATIONS.index(instr.act),
             layer=instr.layer,
+            scale=spec.scale if is_qkv and spec is not None else instr.scale,
+            rope=packer.rope(spec) if is_qkv and spec is not None else -1,
+            q_norm=-1 if norms is None else packer.head_norm(norms.q, spec),
+            k_norm=-1 if norms is None else packer.head_norm(norms.k, spec),
+            qk_eps=0.0 if norms is None else norms.eps,
+            window=0 if spec is None or spec.window is None else min(spec.window, MAX_WINDOW),
         )
 
 
 class _Packer:
-    """Packs each matrix once, whoever reads it."""
+    """Gives a program its weights, each matrix and RoPE table once, whoever reads it.
+
+    The kernels know one RoPE style only, `neox`. Where a model has the other, the rows of q and k, their biases and
+    norms are reordered alike, so every q . k is over the same products.
+    """
 
     def __init__(self, program: _native.Program) -> None:
         self._program = program
-        self._packed: dict[tuple[int, bool], int] = {}
+        self._packed: dict[tuple[int, int], int] = {}
+        self._ropes: dict[tuple[tuple[float, ...], float], int] = {}
 
-    def pack(self, instr: Instr) -> list[int]:
+    def matrices(self, instr: Instr) -> list[int]:
         """Matrix numbers of an instruction's weights."""
         out = []
         for i, weight in enumerate(instr.weights):
-            spec = instr.spec
-            head_dim = 0
-            if spec is not None and spec.rope_style == "interleaved" and i < 2:  # q and k, not v
-                head_dim = spec.head_dim
-            key = (id(weight), head_dim > 0)
+            order = _head_order(instr.spec) if instr.head_norms is not None and i < 2 else None  # q and k, not v
+            key = (id(weight), 0 if order is None else order.size)
             if key not in self._packed:
-                self._packed[key] = self._add(weight, head_dim)
+                self._packed[key] = self._add(weight, order)
             out.append(self._packed[key])
         return out
 
-    def _add(self, weight: Weight, head_dim: int) -> int:
-        rows = half_split_rows(weight.shape[0], head_dim) if head_dim else None
+    def vector(self, vector: Float32Array | None) -> int:
+        """The number of a vector; -1 is none."""
+        return -1 if vector is None else self._program.add_vector(np.ascontiguousarray(vector))
+
+    def bias(self, instr: Instr) -> int:
+        """That of an instruction's bias."""
+        order = _head_order(instr.spec) if instr.head_norms is not None else None
+        if instr.bias is None or order is None:
+            return self.vector(instr.bias)
+        num_qk = instr.weights[0].shape[0] + instr.weights[1].shape[0]
+        return self.vector(np.concatenate([instr.bias[:num_qk][_rows(num_qk, order)], instr.bias[num_qk:]]))
+
+    def head_norm(self, norm: Float32Array | None, spec: AttentionSpec | None) -> int:
+        """That of a norm of q or k."""
+        order = _head_order(spec)
+        return self.vector(norm if norm is None or order is None else norm[_rows(norm.size, order)])
+
+    def rope(self, spec: AttentionSpec) -> int:
+        """The number of a RoPE table; -1 where nothing rotates."""
+        key = (spec.inv_freq, spec.rope_magnitude)
+        if not spec.inv_freq:
+            return -1
+        if key not in self._ropes:
+            self._ropes[key] = self._program.add_rope(list(spec.inv_freq), spec.rope_magnitude)
+        return self._ropes[key]
+
+    def _add(self, weight: Weight, order: Int32Array | None) -> int:
+        rows = None if order is None else _rows(weight.shape[0], order)
         data = np.ascontiguousarray(weight.data).view(np.uint8).reshape(-1)
+        fmt = weight.format
+        if fmt not in PACKED_FORMATS:  # rare ones: exact, at the size of floats
+            fmt, data = "f32", dequantize(weight).reshape(-1).view(np.uint8)
         try:
-            return int(self._program.add_matrix(weight.format, *weight.shape, data, rows))
+            return int(self._program.add_matrix(fmt, *weight.shape, data, rows))
         except ValueError as error:
             raise LoadError(f"tensor {weight.name} can't be packed: {error}") from error
 
 
-def half_split_rows(num_rows: int, head_dim: int) -> Int32Array:
-    """Source row of each output row that turns interleaved RoPE pairs (2i, 2i + 1) into (i, i + D/2) within each head.
+def _head_order(spec: AttentionSpec | None) -> Int32Array | None:
+    """Source of each number of a head that turns interleaved RoPE pairs (2i, 2i + 1) into (i, i + R/2); None: as it is.
 
-    q and k are reordered alike, so every q . k is over the same products. The kernels know one style only.
+    What is not rotated stays where it is.
+    """
+    if spec is None or spec.rope_style != "interleaved":
+        return None
+    rotated = 2 * len(spec.inv_freq)
+    pairs = (np.arange(0, rotated, 2), np.arange(1, rotated, 2))
+    return np.concatenate([*pairs, np.arange(rotated, spec.head_dim)]).astype(np.int32)
 
-    >>> half_split_rows(8, 4).tolist()
+
+def _rows(num_rows: int, order: Int32Array) -> Int32Array:
+    """The order of a head applied to all heads.
+
+    >>> _rows(8, np.array([0, 2, 1, 3], np.int32)).tolist()
     [0, 2, 1, 3, 4, 6, 5, 7]
     """
-    order = np.concatenate([np.arange(0, head_dim, 2), np.arange(1, head_dim, 2)])
-    heads = np.arange(0, num_rows, head_dim)
-    rows: Int32Array = (heads[:, None] + order).reshape(-1).astype(np.int32)
+    heads = np.arange(0, num_rows, order.size, dtype=np.int32)
+    rows: Int32Array = (heads[:, None] + order).reshape(-1)
     return rows

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from forerun.errors import LoadError
 from forerun.ops.base import Activation, AttentionSpec, Weight
 from forerun.types import Float32Array
 
-OP_NAMES = ("embed", "linear", "attention", "linear_add", "gated", "logits")
+OP_NAMES = ("embed", "linear", "attention", "linear_add", "gated", "logits", "norm_add")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,15 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMSNorm of q and k before RoPE; see `Ops.attention`."""
+
+    q: Float32Array | None
+    k: Float32Array | None
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
 class Instr:
     """One instruction of a program.
 
@@ -29,12 +39,16 @@ class Instr:
         op: one of `OP_NAMES`.
         out: the value it makes; the logits have none.
         x: the value it reads; an embedding reads none.
-        residual: the value that `linear_add` adds to.
+        residual: the value that `linear_add` and `norm_add` add to.
         weights: matrices whose outputs lie side by side; `gated` has gate and up.
-        norm: RMSNorm weight applied to x before the matrices.
+        norm: RMSNorm weight applied to x before the matrices; of `norm_add` to x itself.
         eps: of the norm.
+        bias: added to what the matrices give.
+        act: of `gated`.
+        scale: of `embed`.
         layer: of `attention`, and of the `linear` whose output it reads.
         spec: likewise.
+        head_norms: of that `linear`.
     """
 
     op: str
@@ -44,8 +58,12 @@ class Instr:
     weights: tuple[Weight, ...] = ()
     norm: Float32Array | None = None
     eps: float = 0.0
+    bias: Float32Array | None = None
+    act: Activation = "silu"
+    scale: float = 1.0
     layer: int = -1
     spec: AttentionSpec | None = None
+    head_norms: HeadNorms | None = None
 
 
 class Recorder:
@@ -55,57 +73,71 @@ class Recorder:
         self.instrs: list[Instr] = []
         self.num_values = 0
 
-    def _value(self, width: int) -> Value:
+    def _append(self, width: int, op: str, **fields: Any) -> Value:
+        """Appends an instruction that makes a new value."""
+        out = Value(self.num_values, width)
         self.num_values += 1
-        return Value(self.num_values - 1, width)
+        self.instrs.append(Instr(op, out, **fields))
+        return out
 
-    def embed(self, table: Weight) -> Value:
+    def embed(self, table: Weight, scale: float = 1.0) -> Value:
         """See `Ops.embed`."""
-        out = self._value(table.shape[1])
-        self.instrs.append(Instr("embed", out, weights=(table,)))
-        return out
+        return self._append(table.shape[1], "embed", weights=(table,), scale=scale)
 
-    def norm_linear(self, x: Value, norm: Float32Array, eps: float, weights: tuple[Weight, ...]) -> Value:
+    def norm_linear(
+        self,
+        x: Value,
+        norm: Float32Array | None,
+        eps: float,
+        weights: tuple[Weight, ...],
+        bias: Float32Array | None = None,
+    ) -> Value:
         """See `Ops.norm_linear`."""
-        out = self._value(sum(weight.shape[0] for weight in weights))
-        self.instrs.append(Instr("linear", out, x, None, weights, norm, eps))
-        return out
+        width = sum(weight.shape[0] for weight in weights)
+        return self._append(width, "linear", x=x, weights=weights, norm=norm, eps=eps, bias=bias)
 
-    def attention(self, qkv: Value, layer: int, spec: AttentionSpec) -> Value:
+    def attention(
+        self,
+        qkv: Value,
+        layer: int,
+        spec: AttentionSpec,
+        q_norm: Float32Array | None = None,
+        k_norm: Float32Array | None = None,
+        eps: float = 0.0,
+    ) -> Value:
         """See `Ops.attention`. The map that made `qkv` learns of it: its threads rotate and store what they make."""
         for i, instr in enumerate(self.instrs):
             if instr.out is qkv:
                 if instr.op != "linear" or len(instr.weights) != 3 or instr.layer >= 0:
                     raise LoadError("attention must read one linear map of q, k and v")
-                self.instrs[i] = replace(instr, layer=layer, spec=spec)
-        out = self._value(spec.num_heads * spec.head_dim)
-        self.instrs.append(Instr("attention", out, qkv, layer=layer, spec=spec))
-        return out
+                norms = HeadNorms(q_norm, k_norm, eps)
+                self.instrs[i] = replace(instr, layer=layer, spec=spec, head_norms=norms)
+        return self._append(spec.num_heads * spec.head_dim, "attention", x=qkv, layer=layer, spec=spec)
 
-    def linear_add(self, x: Value, weight: Weight, residual: Value) -> Value:
+    def linear_add(self, x: Value, weight: Weight, residual: Value, bias: Float32Array | None = None) -> Value:
         """See `Ops.linear_add`."""
-        out = self._value(weight.shape[0])
-        self.instrs.append(Instr("linear_add", out, x, residual, (weight,)))
-        return out
+        return self._append(weight.shape[0], "linear_add", x=x, residual=residual, weights=(weight,), bias=bias)
 
-    def norm_gated(self, x: Value, norm: Float32Array, eps: float, gate: Weight, up: Weight, act: Activation) -> Value:
+    def norm_add(self, x: Value, norm: Float32Array, eps: float, residual: Value) -> Value:
+        """See `Ops.norm_add`."""
+        return self._append(x.width, "norm_add", x=x, residual=residual, norm=norm, eps=eps)
+
+    def norm_gated(
+        self, x: Value, norm: Float32Array | None, eps: float, gate: Weight, up: Weight, act: Activation
+    ) -> Value:
         """See `Ops.norm_gated`."""
-        if act != "silu":
-            raise LoadError(f"activation {act!r} has no kernel; silu has one")
-        out = self._value(gate.shape[0])
-        self.instrs.append(Instr("gated", out, x, None, (gate, up), norm, eps))
-        return out
+        return self._append(gate.shape[0], "gated", x=x, weights=(gate, up), norm=norm, eps=eps, act=act)
 
     def logits(self, x: Value, norm: Float32Array, eps: float, head: Weight) -> Value:
         """See `Ops.logits`; the logits live outside the buffers."""
-        self.instrs.append(Instr("logits", None, x, None, (head,), norm, eps))
+        self.instrs.append(Instr("logits", None, x, weights=(head,), norm=norm, eps=eps))
         return Value(-1, head.shape[0])
 
 
 def assign_buffers(instrs: Sequence[Instr]) -> tuple[list[int], dict[int, int]]:
     """Gives each value a buffer, using a buffer again once its value is dead.
 
-    A `linear_add` may write over its residual, element by element; nothing writes over what it reads as x.
+    A `linear_add` or `norm_add` may write over its residual, element by element; nothing writes over what it reads as x.
 
     Returns:
         The width of each buffer, and the buffer of each value by its index.
