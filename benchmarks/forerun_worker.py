@@ -132,7 +132,7 @@ def _bind(file: Path, num_threads: int, n_ctx: int, backend: str, kv: KvType) ->
         vocab_size=model.config.vocab_size,
         hidden_size=model.config.hidden_size,
         num_layers=model.config.num_layers,
-        attention=model.attention,
+        attentions=model.attentions,
         max_rows=DEFAULT_CHUNK,
         num_pages=num_pages_for(n_ctx),
         kv_type=kv,

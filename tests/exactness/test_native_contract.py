@@ -236,7 +236,7 @@ def compute(x: np.ndarray, norm: np.ndarray, head: Weight, inner: Weight | None 
 
     spec = AttentionSpec(1, 1, 16, 0.25, "neox", (1.0,) * 8)
     # Token ids are rows of x, so the vocabulary of the head is at least as long.
-    config = ExecutorConfig(head.shape[0], x.shape[1], 1, spec, len(x), 8, "f16", threads)
+    config = ExecutorConfig(head.shape[0], x.shape[1], 1, (spec,), len(x), 8, "f16", threads)
     return NativeExecutor(config, build).forward(chain_batch(range(len(x)), pages_for(len(x)))).logits.copy()
 
 
@@ -374,7 +374,7 @@ def test_line_07_attention_is_the_written_sum(isa: str, kv_type: KvType) -> None
         qkv = ops.norm_linear(ops.embed(f32_weight("x", x)), ones, EPS, parts)  # the normed rows themselves
         return ops.logits(ops.attention(qkv, 0, spec), ones[: 2 * dim], EPS, f32_weight("o", np.eye(rows, 2 * dim)))
 
-    target = NativeExecutor(ExecutorConfig(rows, 4 * dim, 1, spec, 64, 40, kv_type, 2), build)
+    target = NativeExecutor(ExecutorConfig(rows, 4 * dim, 1, (spec,), 64, 40, kv_type, 2), build)
     got = text_logits(target, range(rows), np.arange(40, dtype=np.int32), [64, 1, 33])[:, : 2 * dim]
     normed = written_rms_norm(x, ones)
     q, k, v = normed[:, :48], written_rope(normed[:, 48:72], spec.inv_freq), normed[:, 72:]
@@ -510,7 +510,7 @@ def test_line_12_halves_are_the_ieee_ones(isa: str) -> None:
         scaled = ops.norm_linear(x, np.ones(48, np.float32), EPS, tuple(eye))
         return ops.logits(ops.attention(scaled, 0, spec), np.ones(16, np.float32), 1e-20, f32_weight("o", np.eye(16)))
 
-    config = ExecutorConfig(16, 48, 1, spec, 10, 10, "f16", 1)
+    config = ExecutorConfig(16, 48, 1, (spec,), 10, 10, "f16", 1)
     tables = np.arange(10, dtype=np.int32)[:, None]
     rows = [chain_batch([i], table) for i, table in enumerate(tables)]
     got = NativeExecutor(config, build).forward(merge_batches(*rows)).logits
@@ -581,7 +581,7 @@ def test_line_17_argmax_ties_go_to_the_lowest_id(isa: str, threads: int) -> None
         return ops.logits(ops.embed(f32_weight("x", np.resize(x, (183, 64)))), np.ones(64, np.float32), EPS, head)
 
     spec = AttentionSpec(1, 1, 16, 0.25, "neox", (1.0,) * 8)
-    target = NativeExecutor(ExecutorConfig(183, 64, 1, spec, 9, 8, "f16", threads), build)
+    target = NativeExecutor(ExecutorConfig(183, 64, 1, (spec,), 9, 8, "f16", threads), build)
     out = target.forward(chain_batch(range(9), TABLE[:1]))
     assert out.argmax.tolist() == [int(np.argmax(row)) for row in out.logits]
     assert set(out.argmax.tolist()) <= {0, 1, 2}

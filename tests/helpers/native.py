@@ -37,7 +37,7 @@ def executor_config(
         vocab_size=sizes.vocab_size,
         hidden_size=sizes.hidden_size,
         num_layers=sizes.num_layers,
-        attention=model.attention,
+        attentions=model.attentions,
         max_rows=max_rows,
         num_pages=num_pages,
         kv_type=kv_type,

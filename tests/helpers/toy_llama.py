@@ -107,8 +107,9 @@ class ToyLlama:
         )
 
     def config(self, kv_type: KvType = "f32", num_pages: int = 24, max_rows: int = 256) -> ExecutorConfig:
+        layers = max(self.num_layers, 1)  # without a layer it still has a cache, which nothing reads
         return ExecutorConfig(
-            self.vocab_size, self.hidden_size, self.num_layers, self.attention, max_rows, num_pages, kv_type
+            self.vocab_size, self.hidden_size, layers, (self.attention,) * layers, max_rows, num_pages, kv_type
         )
 
     def build(self, ops: Any) -> Any:

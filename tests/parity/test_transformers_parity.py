@@ -11,11 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
-from forerun.models.llama import attention_spec
 from forerun.models.loader import LoadedModel, load_model
 from forerun.ops import ExecutorConfig, create_executor
 from forerun.types import PAGE_TOKENS, Batch
-from tests.helpers.hf_to_gguf import write_llama_gguf
+from tests.helpers.hf_to_gguf import write_hf_gguf
 from tests.helpers.toy_llama import chain_batch, pages_for
 
 NUM_TOKENS = 200
@@ -74,7 +73,7 @@ def executor_config(model: LoadedModel) -> ExecutorConfig:
     config = model.config
     pages = -(-NUM_TOKENS // PAGE_TOKENS)
     sizes = config.vocab_size, config.hidden_size, config.num_layers
-    return ExecutorConfig(*sizes, attention_spec(config), NUM_TOKENS, pages, kv_type="f32")
+    return ExecutorConfig(*sizes, model.attentions, NUM_TOKENS, pages, kv_type="f32")
 
 
 def our_logits(path: Path, batches: list[Batch], quant: str = "auto") -> np.ndarray:
@@ -91,7 +90,7 @@ def one_piece(tokens: list[int]) -> list[Batch]:
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_f057_logits_equal_transformers(shape: tuple[int, int, int, int], is_tied: bool, tmp_path: Path) -> None:
     model, tokens = random_llama(shape, is_tied), random_tokens(NUM_TOKENS, VOCAB)
-    write_llama_gguf(model, tmp_path / "model.gguf", writes_head=not is_tied)
+    write_hf_gguf(model, tmp_path / "model.gguf", writes_head=not is_tied)
     expected = reference_logits(model, tokens)
     got = our_logits(tmp_path / "model.gguf", one_piece(tokens))
     assert expected.std() > 0.5, "logits this small would pass any tolerance"
@@ -101,7 +100,7 @@ def test_f057_logits_equal_transformers(shape: tuple[int, int, int, int], is_tie
 
 def test_f057_chunks_equal_transformers(tmp_path: Path) -> None:
     model, tokens = random_llama(SHAPES["grouped heads"], is_tied=True), random_tokens(NUM_TOKENS, VOCAB)
-    write_llama_gguf(model, tmp_path / "model.gguf", writes_head=False)
+    write_hf_gguf(model, tmp_path / "model.gguf", writes_head=False)
     table, cuts = pages_for(NUM_TOKENS), [0, 37, 150, *range(190, NUM_TOKENS + 1)]
     batches = [chain_batch(tokens[a:b], table, a) for a, b in pairwise(cuts)]
     got = our_logits(tmp_path / "model.gguf", batches)
@@ -111,14 +110,14 @@ def test_f057_chunks_equal_transformers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_f057_a_float16_file_is_close(shape: tuple[int, int, int, int], tmp_path: Path) -> None:
     model, tokens = random_llama(shape, is_tied=False), random_tokens(NUM_TOKENS, VOCAB)
-    write_llama_gguf(model, tmp_path / "model.gguf", "f16")
+    write_hf_gguf(model, tmp_path / "model.gguf", "f16")
     got = our_logits(tmp_path / "model.gguf", one_piece(tokens))
     np.testing.assert_allclose(got, reference_logits(model, tokens), rtol=0, atol=5e-2)
 
 
 def test_f055_a_tied_model_whose_file_holds_the_head_too(tmp_path: Path) -> None:
     model, tokens = random_llama(SHAPES["grouped heads"], is_tied=True), random_tokens(NUM_TOKENS, VOCAB)
-    write_llama_gguf(model, tmp_path / "model.gguf", writes_head=True)
+    write_hf_gguf(model, tmp_path / "model.gguf", writes_head=True)
     got = our_logits(tmp_path / "model.gguf", one_piece(tokens))
     np.testing.assert_allclose(got, reference_logits(model, tokens), rtol=0, atol=1e-4)
 

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from forerun.errors import EngineFault
 from forerun.models.detokenizer import Detokenizer, StopMatcher, TextPiece, TextStream
+from forerun.models.tokenizer import Tokenizer
+from tests.helpers.toy_spm import spm, wordpiece
 from tests.helpers.toy_vocab import TOY
 
 IDS = st.lists(st.integers(0, TOY.vocab_size - 1), max_size=60)
@@ -63,6 +65,44 @@ def test_an_unfinished_character_is_one_replacement_mark_at_the_end() -> None:
 def test_spaces_are_those_of_the_full_decode_f028(text: str) -> None:
     detokenizer = Detokenizer(TOY)
     assert "".join(detokenizer.push([i]) for i in TOY.encode(text)) == text
+
+
+@pytest.mark.parametrize("toy", [spm(), spm(add_space_prefix=False), spm(has_bytes=False), wordpiece()])
+@given(data=st.data(), sizes=SIZES, skip_special=st.booleans(), continues=st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_pieces_join_to_the_full_decode_in_every_family_f027_f028(
+    toy: Tokenizer, data: st.DataObject, sizes: list[int], skip_special: bool, continues: bool
+) -> None:
+    ids = data.draw(st.lists(st.integers(0, toy.vocab_size - 1), max_size=60))
+    detokenizer = Detokenizer(toy, skip_special=skip_special, continues=continues)
+    pieces = [detokenizer.push(group) for group in grouped(ids, sizes)] + [detokenizer.finish()]
+    assert "".join(pieces) == toy.decode(ids, skip_special, continues=continues)
+
+
+def test_byte_tokens_come_out_as_whole_characters_f027() -> None:
+    toy = spm()
+    detokenizer = Detokenizer(toy)
+    pieces = [detokenizer.push([i]) for i in toy.encode("👍 ü", add_bos=False)]
+    assert pieces == [" ", "", "", "", "👍", " ", "", "ü"]
+
+
+@pytest.mark.parametrize("output", ["the rain", " the rain", "  the", "\n the", " "])
+def test_what_continues_a_prompt_is_the_decode_of_both_less_that_of_the_prompt_f028(output: str) -> None:
+    for toy in (spm(), spm(add_space_prefix=False), TOY):
+        prompt = toy.encode("to the")
+        ids = toy.encode("to the" + output)[len(prompt) :]
+        if toy.decode(prompt) + output != toy.decode([*prompt, *ids]):
+            continue  # the output's first letters make other tokens of the prompt's last
+        detokenizer = Detokenizer(toy)
+        pieces = [detokenizer.push([i]) for i in ids] + [detokenizer.finish()]
+        assert toy.decode(prompt) + "".join(pieces) == toy.decode([*prompt, *ids])
+
+
+def test_the_space_in_front_of_a_whole_text_is_dropped_once_f028() -> None:
+    toy = spm()
+    for text in ("the", " the", "  the", " ", "<s>"):
+        detokenizer = Detokenizer(toy, continues=False)
+        assert "".join(detokenizer.push([i]) for i in toy.encode(text)) == text
 
 
 def stream(text: str, stop: Sequence[str], cuts: Sequence[int] = ()) -> tuple[list[str], bool]:

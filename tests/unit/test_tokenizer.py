@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.errors import LoadError, RequestError
-from forerun.models.tokenizer import PRE_RULES, Tokenizer
+from forerun.models.tokenizer import Tokenizer
+from forerun.models.tokenizer_pre import PRE_RULES
 from tests.helpers.gguf_files import vocabulary
-from tests.helpers.toy_vocab import CONTROL, TOY, metadata, tokenizer
+from tests.helpers.toy_vocab import CONTROL, TOY, USER_DEFINED, metadata, tokenizer
 
 TOOL_CALL = TOY.vocab_size - 1
 
@@ -80,6 +81,51 @@ def test_a_control_token_of_plain_letters_is_no_merge_result() -> None:
     assert toy.vocab_size - 1 not in toy.encode("PAD", add_bos=False)
 
 
+def test_a_control_token_is_no_merge_result_even_where_the_merges_spell_it_f049() -> None:
+    data = metadata()
+    tokens, types = data["tokenizer.ggml.tokens"], data["tokenizer.ggml.token_type"]
+    merges = [*data["tokenizer.ggml.merges"], "P A", "PA D"]
+    toy = tokenizer(tokens=[*tokens, "PA", "PAD"], token_type=[*types, 1, CONTROL], merges=merges)
+    assert [toy.token_bytes(i) for i in toy.encode("PAD")] == [b"PA", b"D"]
+
+
+def test_names_that_end_a_turn_are_control_tokens_whatever_the_file_says_f049() -> None:
+    data = metadata()
+    tokens, types = data["tokenizer.ggml.tokens"], data["tokenizer.ggml.token_type"]
+    toy = tokenizer(tokens=[*tokens, "<|eot_id|>"], token_type=[*types, USER_DEFINED])
+    assert len(tokens) in toy.special_ids
+    assert len(tokens) not in toy.encode("<|eot_id|>")
+    assert toy.eos_ids == (2, 0, len(tokens))
+
+
+def test_a_message_end_is_no_end_where_there_are_ends_of_turns() -> None:
+    data = metadata()
+    tokens, types = data["tokenizer.ggml.tokens"], data["tokenizer.ggml.token_type"]
+    harmony = ["<|end|>", "<|return|>", "<|call|>"]
+    for more, ends in ((harmony[:1], (2, 0, 331)), (harmony, (2, 0, 332, 333))):
+        toy = tokenizer(tokens=[*tokens, *more], token_type=[*types, *[CONTROL] * len(more)])
+        assert toy.eos_ids == ends
+
+
+def test_merges_over_characters_take_whole_lines_and_fall_back_to_bytes() -> None:
+    pieces = ["▁", "a", "b", "\n", "▁a", "▁ab", "b▁a", "\n\n", "PAD"]
+    tokens = ["<pad>", "<eos>", "<bos>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces, "P", "AD"]
+    types = [CONTROL] * 3 + [6] * 256 + [1] * 11
+    merges = ["▁ a", "b ▁a", "▁a b", "\n \n", "P AD", "< 0x41>"]
+    keys = {"model": "gemma4", "tokens": tokens, "token_type": types, "merges": merges, "add_bos_token": False}
+    data = {f"tokenizer.ggml.{key}": value for key, value in keys.items()} | {
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+    }
+    toy = Tokenizer.from_gguf(data)
+    assert toy.adds_bos  # this family's files that say otherwise are wrong
+    found = [toy.token_text(i) for i in toy.encode(" ab ab", add_bos=False)]
+    assert found == ["▁a", "b▁a", "b"]  # the better merge reaches across words
+    assert [toy.token_text(i) for i in toy.encode("a\n\n\nb", add_bos=False)] == ["a", "\n\n", "\n", "b"]
+    assert toy.encode("é", add_bos=False) == [3 + 0xC3, 3 + 0xA9]
+    assert toy.decode(toy.encode(" é\n a日", add_bos=False)) == " é\n a日"
+
+
 @pytest.mark.parametrize(
     ("adds", "add_bos", "count"), [(True, None, 1), (False, None, 0), (False, True, 1), (True, False, 0)]
 )
@@ -130,7 +176,7 @@ def test_an_unknown_pre_tokenizer_is_refused_by_name_f050(name: object) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": "llama"}, "tokenizer.ggml.model is 'llama'"),
+        ({"model": "rwkv"}, "tokenizer.ggml.model is 'rwkv', but must be one of 'gpt2', 'gemma4', 'llama', 'bert'"),
         ({"model": None}, "tokenizer.ggml.model is missing"),
         ({"tokens": None}, "tokenizer.ggml.tokens is missing"),
         ({"tokens": [1, 2]}, "tokenizer.ggml.tokens must hold nothing but str"),

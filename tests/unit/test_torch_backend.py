@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from forerun.errors import ConfigError, EngineFault
-from forerun.ops import create_executor
+from forerun.ops import create_executor, torch_storage
 from forerun.ops import torch as torch_backend
 from forerun.ops.base import KvType
 from forerun.ops.torch import TorchExecutor
@@ -237,8 +237,8 @@ def test_logits_that_are_not_finite_are_a_fault_that_names_the_row() -> None:
 
 def test_f055_a_tied_matrix_is_dequantised_once(monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
-    original = torch_backend.dequantize
-    monkeypatch.setattr(torch_backend, "dequantize", lambda weight: names.append(weight.name) or original(weight))
+    original = torch_storage.dequantize
+    monkeypatch.setattr(torch_storage, "dequantize", lambda weight: names.append(weight.name) or original(weight))
     toy = ToyLlama(is_tied=True)
     target = executor(toy)
     target.forward(chain_batch([1], pages_for(1)))
@@ -273,7 +273,7 @@ def test_a_weight_that_was_not_bound_is_a_fault() -> None:
     toy = ToyLlama()
     target = executor(toy)
     toy.norms["final"] = toy.norms["final"].copy()
-    with pytest.raises(EngineFault, match="norm array was not there"):
+    with pytest.raises(EngineFault, match="norm or bias array was not there"):
         target.forward(chain_batch([1], pages_for(1)))
 
 

@@ -118,7 +118,7 @@ def _executor(
         vocab_size=_NUM_IDS,
         hidden_size=row_len,
         num_layers=1,
-        attention=model.attention,
+        attentions=model.attentions[:1],
         max_rows=max_rows,
         num_pages=1,
         kv_type="f16",

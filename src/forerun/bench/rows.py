@@ -17,7 +17,7 @@ def bind(model: LoadedModel, num_slots: int, max_rows: int, kv_type: KvType, num
         vocab_size=model.config.vocab_size,
         hidden_size=model.config.hidden_size,
         num_layers=model.config.num_layers,
-        attention=model.attention,
+        attentions=model.attentions,
         max_rows=max_rows,
         num_pages=num_pages_for(num_slots),
         kv_type=kv_type,

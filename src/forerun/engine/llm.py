@@ -83,7 +83,7 @@ class LLM:
         if kv not in get_args(KvType):
             raise ConfigError(f"kv is {kv!r}, but must be one of: {', '.join(get_args(KvType))}")
         # Local on purpose: once the backend has packed the weights, the mapped file and what was converted may go.
-        loaded = load_model(resolve_model(model, progress), quant)
+        loaded = load_model(resolve_model(model, progress), quant, max_model_len or DEFAULT_MAX_MODEL_LEN)
         with _named(loaded.path):
             self.tokenizer = Tokenizer.from_gguf(loaded.metadata)
             self._chat_template = ChatTemplate.from_gguf(loaded.metadata, self.tokenizer)
@@ -96,7 +96,7 @@ class LLM:
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
             num_layers=config.num_layers,
-            attention=loaded.attention,
+            attentions=loaded.attentions,
             max_rows=max(chunk, MAX_STEP_NODES + 1),
             num_pages=pages.num_pages,
             kv_type=kv,

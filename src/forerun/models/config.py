@@ -6,40 +6,67 @@ What this version does not compute is refused by name: a model that runs with a 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from forerun.errors import LoadError
 from forerun.models.gguf import GgufFile, MetadataValue
+from forerun.ops.base import Activation, AttentionSpec
 
 MAX_POSITION = 2**31 - 1  # positions travel as int32
 
-_EMBEDDING = "token_embd.weight"
-_HEAD = "output.weight"
+EMBEDDING = "token_embd.weight"
+HEAD = "output.weight"
 
-# Settings that would change the computation, and the values under which they don't. Absent is always fine.
+# Settings that would change the computation, and the values under which they don't. Absent is always fine. A family
+# that computes one of them says so in `Family.own_keys`.
 _ONLY_NEUTRAL: Mapping[str, tuple[MetadataValue, ...]] = {
-    "rope.scaling.type": ("none",),
-    "rope.scaling.factor": (1.0,),
-    "rope.scale_linear": (1.0,),
-    "expert_count": (0,),
+    "activation_sparsity_scale": (),
+    "altup.num_inputs": (),
     "attention.causal": (True,),
-    "attention.scale": (),
     "attention.clamp_kqv": (0.0,),
+    "attention.indexer.head_count": (0,),
+    "attention.key_length_mla": (0,),
+    "attention.key_length_swa": (),
+    "attention.kv_lora_rank": (0,),
+    "attention.layer_norm_epsilon": (),
+    "attention.max_alibi_bias": (0.0,),
+    "attention.output_scale": (1.0,),
+    "attention.q_lora_rank": (0,),
+    "attention.scale": (),
+    "attention.shared_kv_layers": (0,),
+    "attention.sliding_window_pattern": (),
+    "attention.temperature_length": (0,),
+    "attention.temperature_scale": (0.0,),
+    "attention.value_length_swa": (),
     "attn_logit_softcapping": (0.0,),
-    "final_logit_softcapping": (0.0,),
-    "logit_scale": (1.0,),
+    "embedding_length_out": (),
+    "embedding_length_per_layer_input": (0,),
     "embedding_scale": (1.0,),
+    "expert_count": (0,),
+    "final_logit_softcapping": (0.0,),
+    "full_attention_interval": (0, 1),
+    "logit_scale": (1.0,),
+    "nextn_predict_layers": (0,),
+    "n_deepstack_layers": (0,),
+    "rescale_every_n_layers": (0,),
     "residual_scale": (1.0,),
+    "rope.dimension_count_swa": (),
+    "rope.dimension_sections": (),
+    "rope.freq_base_swa": (),
+    "rope.scaling.alpha": (0.0, 1.0),
+    "rope.scaling.yarn_log_multiplier": (0.0,),
+    "swin_norm": (False,),
+    "use_parallel_residual": (False,),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Sizes and constants of a decoder. Set by `read_config`, which vouches for them.
+    """Sizes and constants of a decoder. Set by `family.read_config`, which vouches for them.
 
     Attributes:
-        architecture: the registry's name for the forward pass.
+        architecture: the registry's name for the model's family.
         num_layers: transformer layers.
         hidden_size: width of the residual stream.
         intermediate_size: width of the gated feed-forward part.
@@ -49,8 +76,10 @@ class ModelConfig:
         vocab_size: rows of the embedding; at least the tokens of the vocabulary.
         context_length: positions the model was trained for.
         rms_eps: added to the mean square in RMSNorm.
-        rope_theta: base of the RoPE frequencies.
         is_tied: the embedding is the LM head too.
+        attentions: heads, RoPE and window of each layer.
+        activation: of the gated feed-forward part.
+        embedding_scale: multiplies rows of the embedding where they enter the model.
     """
 
     architecture: str
@@ -63,41 +92,25 @@ class ModelConfig:
     vocab_size: int
     context_length: int
     rms_eps: float
-    rope_theta: float
     is_tied: bool
+    attentions: tuple[AttentionSpec, ...]
+    activation: Activation = "silu"
+    embedding_scale: float = 1.0
 
 
-def read_config(file: GgufFile) -> ModelConfig:
-    """The config of a GGUF file, whose `general.architecture` names the prefix of its keys.
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Sizes of attention.
 
-    Raises:
-        LoadError: a key is missing, has the wrong type or an impossible value, or asks for something not supported.
+    Attributes:
+        num_heads, num_kv_heads, head_dim: as in `ModelConfig`.
+        rotary_dim: how many numbers of a head RoPE turns; even, at most head_dim.
     """
-    keys = _Keys(file)
-    keys.require_neutral()
-    num_heads = keys.size("attention.head_count")
-    hidden_size = keys.size("embedding_length")
-    head_dim = _head_dim(keys, hidden_size, num_heads)
-    config = ModelConfig(
-        architecture=keys.architecture,
-        num_layers=keys.size("block_count", limit=len(file.tensors)),
-        hidden_size=hidden_size,
-        intermediate_size=keys.size("feed_forward_length"),
-        num_heads=num_heads,
-        num_kv_heads=keys.size("attention.head_count_kv", default=num_heads),
-        head_dim=head_dim,
-        vocab_size=_vocab_size(file, keys),
-        context_length=keys.size("context_length", limit=MAX_POSITION),
-        rms_eps=keys.number("attention.layer_norm_rms_epsilon"),
-        rope_theta=keys.number("rope.freq_base", default=10000.0),
-        is_tied=_HEAD not in file.tensors,
-    )
-    if num_heads % config.num_kv_heads:
-        raise LoadError(f"{file.path}: {num_heads} heads can't share {config.num_kv_heads} key and value heads evenly")
-    window = keys.size("attention.sliding_window", default=config.context_length)
-    if window < config.context_length:
-        raise LoadError(f"{file.path}: a sliding window of {window} tokens is not supported")
-    return config
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary_dim: int
 
 
 def read_architecture(file: GgufFile) -> str:
@@ -108,7 +121,7 @@ def read_architecture(file: GgufFile) -> str:
     return name
 
 
-class _Keys:
+class Keys:
     """Typed access to the keys of one architecture."""
 
     def __init__(self, file: GgufFile) -> None:
@@ -116,22 +129,24 @@ class _Keys:
         self.architecture = read_architecture(file)
 
     def get(self, suffix: str) -> MetadataValue | None:
+        """A value as the file has it; None where it is absent."""
         return self.file.metadata.get(f"{self.architecture}.{suffix}")
 
     def fail(self, suffix: str, problem: str) -> LoadError:
+        """An error about a key, to raise."""
         return LoadError(f"{self.file.path}: key {self.architecture}.{suffix} {problem}")
 
-    def size(self, suffix: str, *, default: int | None = None, limit: int = MAX_POSITION) -> int:
-        """A whole number from 1 to limit."""
+    def size(self, suffix: str, *, default: int | None = None, at_least: int = 1, limit: int = MAX_POSITION) -> int:
+        """A whole number from at_least to limit."""
         value = self.get(suffix)
         if value is None:
             value = default
         if value is None:
             raise self.fail(suffix, "is missing")
         if type(value) is not int:
-            raise self.fail(suffix, f"is {_shown(value)}, but must be one whole number")
-        if not 1 <= value <= limit:
-            raise self.fail(suffix, f"is {value}, but must be between 1 and {limit}")
+            raise self.fail(suffix, f"is {shown(value)}, but must be one whole number")
+        if not at_least <= value <= limit:
+            raise self.fail(suffix, f"is {value}, but must be between {at_least} and {limit}")
         return value
 
     def number(self, suffix: str, *, default: float | None = None) -> float:
@@ -142,46 +157,75 @@ class _Keys:
         if value is None:
             raise self.fail(suffix, "is missing")
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise self.fail(suffix, f"is {_shown(value)}, but must be a finite number above 0")
+            raise self.fail(suffix, f"is {shown(value)}, but must be a finite number above 0")
         return float(value)
 
-    def require_neutral(self) -> None:
+    def window(self, context_length: int) -> int | None:
+        """The sliding window; None where there is none, which 0 stands for too, or where it holds every position."""
+        window = self.size("attention.sliding_window", default=0, at_least=0)
+        return window if 0 < window < context_length else None
+
+    def require_neutral(self, own_keys: Collection[str]) -> None:
+        """Refuses settings that would change the computation and are not among the family's own."""
         for suffix, neutral in _ONLY_NEUTRAL.items():
             value = self.get(suffix)
-            if value is not None and not (isinstance(value, str | int | float) and value in neutral):
-                raise self.fail(suffix, f"is {_shown(value)}, which is not supported")
+            if suffix in own_keys or value is None:
+                continue
+            if not (isinstance(value, str | int | float) and value in neutral):
+                raise self.fail(suffix, f"is {shown(value)}, which is not supported")
 
 
-def _shown(value: MetadataValue) -> str:
+def shown(value: MetadataValue) -> str:
     """A value as a message shows it: arrays and long strings in short."""
     if isinstance(value, str | int | float):
         return repr(value)[:80]
     return f"a list of {len(value)}"
 
 
-def _head_dim(keys: _Keys, hidden_size: int, num_heads: int) -> int:
+def read_heads(keys: Keys, hidden_size: int, rotates_partly: bool) -> Heads:
+    """The sizes of attention.
+
+    Args:
+        keys: of the file.
+        hidden_size: of the residual stream, which the heads share where no head size is given.
+        rotates_partly: whether RoPE may turn less than a whole head.
+    Raises:
+        LoadError: a size is missing, impossible or not supported.
+    """
+    num_heads = keys.size("attention.head_count")
+    num_kv_heads = keys.size("attention.head_count_kv", default=num_heads)
+    if num_heads % num_kv_heads:
+        raise LoadError(f"{keys.file.path}: {num_heads} heads can't share {num_kv_heads} key and value heads evenly")
     if keys.get("attention.key_length") is None and hidden_size % num_heads:
         raise LoadError(f"{keys.file.path}: a hidden size of {hidden_size} does not divide into {num_heads} heads")
-    head_dim = keys.size("attention.key_length", default=hidden_size // num_heads)
-    for suffix in ("attention.value_length", "rope.dimension_count"):
-        other = keys.size(suffix, default=head_dim)
-        if other != head_dim:
-            raise keys.fail(suffix, f"is {other}, but only the head size {head_dim} is supported")
-    if head_dim % 2:
-        raise LoadError(f"{keys.file.path}: a head size of {head_dim} is odd, but RoPE turns pairs")
-    return head_dim
+    head_dim = keys.size("attention.key_length", default=max(hidden_size // num_heads, 1))
+    value_dim = keys.size("attention.value_length", default=head_dim)
+    rotary_dim = keys.size("rope.dimension_count", default=head_dim)
+    if value_dim != head_dim:
+        raise keys.fail("attention.value_length", f"is {value_dim}, but only the head size {head_dim} is supported")
+    if rotary_dim > head_dim or (rotary_dim < head_dim and not rotates_partly):
+        raise keys.fail("rope.dimension_count", f"is {rotary_dim}, but only the head size {head_dim} is supported")
+    for what, size in (("a head size", head_dim), ("a rotated part of a head", rotary_dim)):
+        if size % 2:
+            raise LoadError(f"{keys.file.path}: {what} of {size} is odd, but RoPE turns pairs")
+    return Heads(num_heads, num_kv_heads, head_dim, rotary_dim)
 
 
-def _vocab_size(file: GgufFile, keys: _Keys) -> int:
-    """Rows of the embedding, which the vocabulary may fall short of but not exceed."""
-    embedding = file.tensors.get(_EMBEDDING)
+def read_vocab_size(keys: Keys) -> int:
+    """Rows of the embedding, which the vocabulary may fall short of but not exceed.
+
+    Raises:
+        LoadError: the embedding is missing, or the file contradicts itself.
+    """
+    file = keys.file
+    embedding = file.tensors.get(EMBEDDING)
     if embedding is None:
-        raise LoadError(f"{file.path}: tensor {_EMBEDDING} is missing")
+        raise LoadError(f"{file.path}: tensor {EMBEDDING} is missing")
     vocab_size = embedding.shape[0]
     stated = keys.size("vocab_size", default=vocab_size)
     if stated != vocab_size:
-        raise keys.fail("vocab_size", f"is {stated}, but tensor {_EMBEDDING} has {vocab_size} rows")
+        raise keys.fail("vocab_size", f"is {stated}, but tensor {EMBEDDING} has {vocab_size} rows")
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     if isinstance(tokens, list) and len(tokens) > vocab_size:
-        raise LoadError(f"{file.path}: {len(tokens)} tokens, but tensor {_EMBEDDING} has only {vocab_size} rows")
+        raise LoadError(f"{file.path}: {len(tokens)} tokens, but tensor {EMBEDDING} has only {vocab_size} rows")
     return vocab_size

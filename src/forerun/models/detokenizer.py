@@ -19,21 +19,33 @@ class Detokenizer:
     """Turns tokens into text, whole characters only (F027).
 
     The pieces joined, `finish` included, equal `tokenizer.decode` of all ids, however the ids are grouped.
+
+    Args:
+        tokenizer: knows the tokens' bytes.
+        skip_special: leave control tokens out.
+        continues: the tokens continue a prompt, so that a leading space is theirs (F028); as for `decode`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, continues: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special else frozenset[int]()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._drops_space = not continues and tokenizer.drops_space
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The characters that these tokens complete; may be empty."""
         kept = (i for i in token_ids if i not in self._skipped)
-        return self._decoder.decode(b"".join(map(self._tokenizer.token_bytes, kept)))
+        return self._without_space(self._decoder.decode(b"".join(map(self._tokenizer.token_bytes, kept))))
 
     def finish(self) -> str:
         """U+FFFD for a character that was never completed, else nothing."""
-        return self._decoder.decode(b"", final=True)
+        return self._without_space(self._decoder.decode(b"", final=True))
+
+    def _without_space(self, text: str) -> str:
+        if not text or not self._drops_space:
+            return text
+        self._drops_space = False
+        return text.removeprefix(" ")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import get_args
 
 from forerun.errors import ConfigError
-from forerun.models.config import ModelConfig, read_config
+from forerun.models.config import ModelConfig
+from forerun.models.decoder import DecoderWeights, build_weights, forward, tensor_shapes
+from forerun.models.family import read_config
 from forerun.models.gguf import MetadataValue, read_gguf
-from forerun.models.registry import ARCHITECTURES, ModelWeights, find_architecture
+from forerun.models.registry import find_family
 from forerun.models.weights import WeightSource, require_tensors
 from forerun.ops.base import AttentionSpec, Ops, Quant, T
 
@@ -34,49 +36,53 @@ class LoadedModel:
 
     path: Path
     config: ModelConfig
-    weights: ModelWeights
+    weights: DecoderWeights
     metadata: Mapping[str, MetadataValue]
     tensor_formats: Mapping[str, int]
     num_parameters: int
     weight_bytes: int
 
     @property
-    def attention(self) -> AttentionSpec:
-        """Heads and RoPE of every layer, which a backend must know to reserve KV storage."""
-        return ARCHITECTURES[self.config.architecture].attention_spec(self.config)
+    def attentions(self) -> tuple[AttentionSpec, ...]:
+        """Heads, RoPE and window of each layer, which a backend must know to reserve KV storage."""
+        return self.config.attentions
 
     def forward(self, ops: Ops[T]) -> T:
         """One pass of the model written in ops: raw logits [R, V]."""
-        return ARCHITECTURES[self.config.architecture].forward(ops, self.weights, self.config)
+        return forward(ops, self.weights, self.config)
 
 
-def load_model(path: Path, quant: str = AUTO_QUANT) -> LoadedModel:
+def load_model(path: Path, quant: str = AUTO_QUANT, max_len: int | None = None) -> LoadedModel:
     """Loads a GGUF file.
 
     Args:
         path: the file.
         quant: `auto` keeps every matrix as the file has it; `f32`, `q8` or `q4` converts those that differ (q4 keeps
             the embedding and the LM head at 8 bits).
+        max_len: the longest text the model will run on, which decides between the frequencies of LongRoPE; None is
+            its whole context.
+
     Raises:
         ConfigError: quant is none of these.
         LoadError: the file can't be read, or holds something that is not supported.
     """
     choice = parse_quant(quant)
     file = read_gguf(path)
-    model = find_architecture(file)
-    config = read_config(file)
-    require_tensors(file, model.tensor_shapes(config))
-    weights = model.build_weights(WeightSource(file.tensors, choice), config)
-    matrices, norms = list(weights.matrices()), list(weights.norms())
-    formats = Counter([weight.format for weight in matrices] + ["f32"] * len(norms))
+    family = find_family(file)
+    config = read_config(file, family, max_len)
+    require_tensors(file, tensor_shapes(family, config, file.tensors.keys()))
+    weights = build_weights(WeightSource(file.tensors, choice), family, config)
+    matrices, vectors = list(weights.matrices()), list(weights.vectors())
+    formats = Counter([weight.format for weight in matrices] + ["f32"] * len(vectors))
     return LoadedModel(
         path=path,
         config=config,
         weights=weights,
         metadata=file.metadata,
         tensor_formats=dict(formats.most_common()),
-        num_parameters=sum(weight.shape[0] * weight.shape[1] for weight in matrices) + sum(norm.size for norm in norms),
-        weight_bytes=sum(weight.data.nbytes for weight in matrices) + sum(norm.nbytes for norm in norms),
+        num_parameters=sum(weight.shape[0] * weight.shape[1] for weight in matrices)
+        + sum(vector.size for vector in vectors),
+        weight_bytes=sum(weight.data.nbytes for weight in matrices) + sum(vector.nbytes for vector in vectors),
     )
 
 

@@ -2,60 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping
 
 from forerun.errors import LoadError
-from forerun.models import llama
-from forerun.models.config import ModelConfig, read_architecture
+from forerun.models.config import read_architecture
+from forerun.models.family import Family
+from forerun.models.gemma3 import GEMMA3
 from forerun.models.gguf import GgufFile
-from forerun.models.weights import WeightSource
-from forerun.ops.base import AttentionSpec, Ops, T, Weight
-from forerun.types import Float32Array
-
-
-class ModelWeights(Protocol):
-    """What every architecture's weights can list, for counting."""
-
-    def matrices(self) -> Iterator[Weight]:
-        """Every matrix once."""
-
-    def norms(self) -> Iterator[Float32Array]:
-        """Every norm vector."""
-
-
-class Forward(Protocol):
-    """A forward pass written in `ops`; an architecture's own weights go in as they came from its build_weights."""
-
-    def __call__(self, ops: Ops[T], weights: Any, config: ModelConfig) -> T:
-        """The raw logits of a pass: [R, V]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """What a model file offers.
-
-    Attributes:
-        tensor_shapes: the tensors a GGUF file must hold, (N, K) by name.
-        build_weights: its weights from those tensors.
-        attention_spec: what its attention layers have in common.
-        forward: its forward pass.
-    """
-
-    tensor_shapes: Callable[[ModelConfig], Mapping[str, tuple[int, int]]]
-    build_weights: Callable[[WeightSource, ModelConfig], ModelWeights]
-    attention_spec: Callable[[ModelConfig], AttentionSpec]
-    forward: Forward
-
+from forerun.models.llama import LLAMA
+from forerun.models.olmo2 import OLMO2
+from forerun.models.phi3 import PHI3
+from forerun.models.qwen2 import QWEN2
+from forerun.models.qwen3 import QWEN3
 
 # By `general.architecture` of a GGUF file.
-ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture(llama.tensor_shapes, llama.build_weights, llama.attention_spec, llama.forward),
+ARCHITECTURES: Mapping[str, Family] = {
+    "gemma3": GEMMA3,
+    "llama": LLAMA,
+    "olmo2": OLMO2,
+    "phi3": PHI3,
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
 }
 
 
-def find_architecture(file: GgufFile) -> Architecture:
+def find_family(file: GgufFile) -> Family:
     """The entry a file's `general.architecture` names.
 
     Raises:

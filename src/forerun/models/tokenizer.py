@@ -1,95 +1,48 @@
-"""Text to token ids and back, built from the vocabulary inside a GGUF file.
+"""Text to token ids and back: one face for every family of vocabularies, from GGUF files and tokenizer.json.
 
-Knows byte-level BPE. How a text is split before the merges is not in the file, only its name
-(`tokenizer.ggml.pre`); a name that isn't in `PRE_RULES` is refused, because a near miss changes the ids without
-any error. Control tokens are kept out of the BPE vocabulary, so that no text can become one by accident.
+Control tokens are kept out of what text can become, so that nobody writes one by accident or on purpose (F049).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
-import tokenizers
-from tokenizers import models, normalizers, pre_tokenizers
-
 from forerun.errors import LoadError, RequestError
-
-# Values of tokenizer.ggml.token_type, as the GGUF specification numbers them.
-_TYPE_UNKNOWN, _TYPE_CONTROL, _TYPE_USER_DEFINED, _TYPE_UNUSED = 2, 3, 4, 5
-
-# Control tokens after which a model has nothing more to say. Files often name only one of theirs as eos.
-_END_NAMES = frozenset(
-    {"<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"}
-)
-
-_QWEN2_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_LLAMA3_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+from forerun.models.tokenizer_bpe import byte_level_codec, raw_codec
+from forerun.models.tokenizer_codec import Codec, end_ids
+from forerun.models.tokenizer_gguf import PREFIX, GgufVocabulary, get, read_vocabulary
+from forerun.models.tokenizer_json import json_codec
+from forerun.models.tokenizer_names import NameFinder
+from forerun.models.tokenizer_spm import spm_codec
+from forerun.models.tokenizer_wordpiece import wordpiece_codec
 
 
 @dataclass(frozen=True, slots=True)
-class PreRule:
-    """How one family treats a text before the merges.
+class _Family:
+    """One value of `tokenizer.ggml.model`.
 
     Attributes:
-        build: makes the pre-tokenizer.
-        is_nfc: the text is composed (Unicode NFC) first.
-        ignore_merges: a split that is a whole token is that token, whatever the merges say.
-        adds_bos: a begin token is added unless the file says otherwise.
+        build: makes the codec.
+        default_ids: begin and end tokens where the file leaves them out, as llama.cpp has them.
+        always_adds_bos: files that say otherwise are wrong.
     """
 
-    build: Callable[[], pre_tokenizers.PreTokenizer]
-    is_nfc: bool = False
-    ignore_merges: bool = False
-    adds_bos: bool = False
+    build: Callable[[GgufVocabulary], Codec]
+    default_ids: Mapping[str, int] = field(default_factory=dict)
+    always_adds_bos: bool = False
 
 
-def _gpt2() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-
-
-def _digits_then_gpt2() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
-
-
-def _pattern(regex: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
-    def build() -> pre_tokenizers.PreTokenizer:
-        return pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(tokenizers.Regex(regex), behavior="isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
-
-    return build
-
-
-PRE_RULES: dict[str, PreRule] = {
-    "gpt-2": PreRule(_gpt2),
-    "smollm": PreRule(_digits_then_gpt2),
-    "starcoder": PreRule(_digits_then_gpt2),
-    "refact": PreRule(_digits_then_gpt2),
-    "qwen2": PreRule(_pattern(_QWEN2_SPLIT), is_nfc=True),
-    "llama-bpe": PreRule(_pattern(_LLAMA3_SPLIT), ignore_merges=True, adds_bos=True),
-}
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The visible character that stands for each byte in a byte-level vocabulary (GPT-2's alphabet)."""
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
-
-
-_BYTE_OF_CHAR = _byte_alphabet()
+_FAMILIES: Mapping[str, _Family] = MappingProxyType(
+    {
+        "gpt2": _Family(byte_level_codec),
+        "gemma4": _Family(raw_codec, always_adds_bos=True),
+        "llama": _Family(spm_codec, {"bos": 1, "eos": 2}),
+        "bert": _Family(wordpiece_codec, {"bos": 101}),
+    }
+)
 
 
 def check_text(text: str, param: str | None = None) -> None:
@@ -117,63 +70,68 @@ class Tokenizer:
         bos_id: the begin token, or None.
         adds_bos: the model wants a begin token before every prompt.
         eos_ids: ids that end an output: the file's own end tokens first, then known end-of-turn tokens.
-        special_ids: control tokens; no user text ever becomes one, and `decode` leaves them out.
+        special_ids: control tokens; no user text ever becomes one, and `decode` leaves them out. The unknown token is
+            among them: in a vocabulary without bytes, characters that it lacks become that one.
         special_tokens: their texts and ids.
     """
 
-    def __init__(self, bpe: tokenizers.Tokenizer, tokens: Sequence[str], special_ids: frozenset[int]) -> None:
-        self._bpe = bpe
-        self._tokens = tokens
-        self._bytes: list[bytes | None] = [None] * len(tokens)
-        self.vocab_size = len(tokens)
-        self.special_ids = special_ids
-        # An empty name can't be found in a text.
-        self.special_tokens = {tokens[i]: i for i in sorted(special_ids, reverse=True) if tokens[i]}
-        longest_first = sorted(self.special_tokens, key=len, reverse=True)
-        self._special_pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
-        self.bos_id: int | None = None
-        self.adds_bos = False
-        self.eos_ids: tuple[int, ...] = ()
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self._bytes: list[bytes | None] = [None] * len(codec.tokens)
+        self.vocab_size = len(codec.tokens)
+        self.special_ids = codec.special_ids
+        # An empty name can't be found in a text. Of two tokens with one name, the lower id counts.
+        self.special_tokens = {codec.tokens[i]: i for i in sorted(self.special_ids, reverse=True) if codec.tokens[i]}
+        self._finder = NameFinder(self.special_tokens, codec.name_rules)
+        self.bos_id = codec.bos_id
+        self.adds_bos = codec.adds_bos and codec.bos_id is not None
+        self.eos_ids = codec.eos_ids
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
         """Builds the tokenizer a GGUF file describes.
 
         Args:
-            metadata: the file's `tokenizer.ggml.*` keys.
+            metadata: the file's metadata, of which `tokenizer.ggml.*` and `general.name` are read.
         Raises:
             LoadError: a key is missing or malformed, or the kind of vocabulary is not supported; names the key.
         """
-        kind = _get(metadata, "tokenizer.ggml.model", str)
-        if kind != "gpt2":
-            raise LoadError(f"tokenizer.ggml.model is {kind!r}, but only 'gpt2' (byte-level BPE) is supported")
-        rule = _pre_rule(metadata)
-        tokens = _get_list(metadata, "tokenizer.ggml.tokens", str)
-        types = _get_list(metadata, "tokenizer.ggml.token_type", int)
-        if len(types) != len(tokens):
-            raise LoadError(
-                f"tokenizer.ggml.token_type has {len(types)} entries, but tokenizer.ggml.tokens has {len(tokens)}"
-            )
-        bos_id = _token_id(metadata, "bos", len(tokens))
-        own_ends = [_token_id(metadata, name, len(tokens)) for name in ("eos", "eot", "eom")]
-        # Some files mark their begin and end tokens as ordinary ones.
-        special = {i for i, kind_id in enumerate(types) if kind_id in (_TYPE_CONTROL, _TYPE_UNKNOWN)}
-        special |= {i for i in (bos_id, *own_ends) if i is not None}
-        tokenizer = cls(_build_bpe(metadata, rule, tokens, types, special), tokens, frozenset(special))
-        tokenizer.bos_id = bos_id
-        adds_bos = metadata.get("tokenizer.ggml.add_bos_token", rule.adds_bos)
-        tokenizer.adds_bos = bool(adds_bos) and bos_id is not None
-        known_ends = sorted(i for i in special if tokens[i] in _END_NAMES)
-        tokenizer.eos_ids = tuple(dict.fromkeys([i for i in own_ends if i is not None] + known_ends))
-        return tokenizer
+        kind = get(metadata, PREFIX + "model", str)
+        if kind not in _FAMILIES:
+            raise LoadError(f"{PREFIX}model is {kind!r}, but must be one of {', '.join(map(repr, _FAMILIES))}")
+        family = _FAMILIES[kind]
+        file = read_vocabulary(metadata, family.default_ids)
+        codec = family.build(file)
+        names = {file.tokens[i]: i for i in codec.special_ids}
+        adds_bos = family.always_adds_bos or file.flag("add_bos_token", codec.adds_bos)
+        return cls(replace(codec, bos_id=file.bos_id, adds_bos=adds_bos, eos_ids=end_ids(file.own_ends, names)))
 
-    def encode(self, text: str, *, allow_special: bool = False, add_bos: bool | None = None) -> list[int]:
+    @classmethod
+    def from_tokenizer_json(
+        cls, text: str, config: Mapping[str, Any] | None = None, *, vocab_size: int = 0
+    ) -> Tokenizer:
+        """Builds the tokenizer of a tokenizer.json file.
+
+        Args:
+            text: the file's content.
+            config: tokenizer_config.json and generation_config.json as one mapping. Read are `bos_token`, `eos_token`,
+                `pad_token`, `add_bos_token`, `additional_special_tokens`, `bos_token_id` and `eos_token_id`.
+            vocab_size: rows of the model's output, where they are more than the tokens: the rest mean nothing (F056).
+        Raises:
+            LoadError: the file is malformed or asks for something unsupported; says what.
+        """
+        return cls(json_codec(text, config or {}, vocab_size))
+
+    def encode(
+        self, text: str, *, allow_special: bool = False, add_bos: bool | None = None, continues: bool = False
+    ) -> list[int]:
         """Token ids of a text.
 
         Args:
-            text: any text; nothing is stripped, and no space is added.
+            text: any text; nothing is stripped. A vocabulary whose words begin with a space puts one in front.
             allow_special: the names of control tokens become those tokens. Off for whatever a user wrote (F049).
             add_bos: put the begin token first unless the ids already start with it; None does as the model wants.
+            continues: tokens of the same prompt come before this text. Some vocabularies then leave out the space.
         Raises:
             RequestError: the text is not valid Unicode, or a begin token is asked of a model that has none.
         """
@@ -181,7 +139,7 @@ class Tokenizer:
         ids: list[int] = []
         for token_id, segment in self.split_special(text) if allow_special else [(None, text)]:
             if token_id is None:
-                ids += self._bpe.encode(segment, add_special_tokens=False).ids
+                ids += self._codec.encode(segment, continues or bool(ids))
             else:
                 ids.append(token_id)
         return self.with_bos(ids) if (self.adds_bos if add_bos is None else add_bos) else ids
@@ -196,25 +154,29 @@ class Tokenizer:
         """Cuts a text at the names of control tokens.
 
         Yields:
-            (id, name) for a control token and (None, text) for what lies between; never an empty text.
+            (id, name) for a control token and (None, text) for what lies between; never an empty text. Joined, they
+            are the text: whitespace that a control token takes along is part of its name.
         """
-        end = 0
-        for match in self._special_pattern.finditer(text) if self._special_pattern else ():
-            if match.start() > end:
-                yield None, text[end : match.start()]
-            yield self.special_tokens[match.group()], match.group()
-            end = match.end()
-        if end < len(text):
-            yield None, text[end:]
+        return self._finder.cut(text)
 
-    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+    def decode(self, ids: Iterable[int], skip_special: bool = True, *, continues: bool = False) -> str:
         """The text of the ids; bytes that are not UTF-8 become U+FFFD.
 
+        Args:
+            ids: a whole text, so that the space which `encode` put in front is left out.
+            skip_special: leave control tokens out.
+            continues: the ids continue a text, so that a leading space is theirs (F028).
         Raises:
             RequestError: an id is outside the vocabulary.
         """
         kept = (i for i in ids if not (skip_special and i in self.special_ids))
-        return b"".join(map(self.token_bytes, kept)).decode("utf-8", "replace")
+        text = b"".join(map(self.token_bytes, kept)).decode("utf-8", "replace")
+        return text[1:] if self.drops_space and not continues and text.startswith(" ") else text
+
+    @property
+    def drops_space(self) -> bool:
+        """One space at the beginning of a whole text is the vocabulary's, not the text's."""
+        return self._codec.drops_space
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes one token stands for, possibly part of a character; a control token's are its name.
@@ -226,72 +188,9 @@ class Tokenizer:
             raise RequestError(f"token id {token_id} is outside the vocabulary (0 to {self.vocab_size - 1})")
         known = self._bytes[token_id]
         if known is None:
-            known = self._bytes[token_id] = self._bytes_of(self._tokens[token_id])
+            known = self._bytes[token_id] = self._codec.token_bytes(token_id)
         return known
 
     def token_text(self, token_id: int) -> str:
-        """The token's entry in the vocabulary: a control token's name, an ordinary token's byte alphabet."""
-        return self._tokens[token_id]
-
-    @staticmethod
-    def _bytes_of(token: str) -> bytes:
-        try:
-            return bytes(_BYTE_OF_CHAR[char] for char in token)
-        except KeyError:  # outside the byte alphabet: an added token, which is its own text
-            return token.encode("utf-8", "replace")
-
-
-def _build_bpe(
-    metadata: Mapping[str, Any], rule: PreRule, tokens: list[str], types: list[int], special: set[int]
-) -> tokenizers.Tokenizer:
-    vocab = {token: i for i, token in enumerate(tokens) if i not in special and types[i] != _TYPE_UNUSED}
-    merges: list[tuple[str, str]] = []
-    for merge in _get_list(metadata, "tokenizer.ggml.merges", str):
-        left, _, right = merge.partition(" ")
-        merges.append((left, right))
-    try:
-        bpe = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=rule.ignore_merges))
-    except Exception as error:  # the library raises plain Exception; what it says names the merge
-        raise LoadError(f"tokenizer.ggml.merges does not fit tokenizer.ggml.tokens: {error}") from error
-    bpe.pre_tokenizer = rule.build()
-    if rule.is_nfc:
-        bpe.normalizer = normalizers.NFC()
-    user_defined = [tokens[i] for i, kind in enumerate(types) if kind == _TYPE_USER_DEFINED and i not in special]
-    bpe.add_tokens([tokenizers.AddedToken(token, normalized=False) for token in user_defined])
-    return bpe
-
-
-def _pre_rule(metadata: Mapping[str, Any]) -> PreRule:
-    name = metadata.get("tokenizer.ggml.pre")
-    if name not in PRE_RULES:
-        found = "is missing" if name is None else f"is {name!r}"
-        raise LoadError(
-            f"tokenizer.ggml.pre {found}, but must be one of {', '.join(sorted(PRE_RULES))}: "
-            "another rule would give other token ids"
-        )
-    return PRE_RULES[name]
-
-
-def _get(metadata: Mapping[str, Any], key: str, kind: type) -> Any:
-    value = metadata.get(key)
-    if not isinstance(value, kind):
-        found = "is missing" if value is None else f"is of type {type(value).__name__}"
-        raise LoadError(f"{key} {found}, but must be of type {kind.__name__}")
-    return value
-
-
-def _get_list(metadata: Mapping[str, Any], key: str, item_kind: type) -> list[Any]:
-    values: list[Any] = _get(metadata, key, list)
-    if not all(map(item_kind.__instancecheck__, values)):
-        raise LoadError(f"{key} must hold nothing but {item_kind.__name__} values")
-    return values
-
-
-def _token_id(metadata: Mapping[str, Any], name: str, vocab_size: int) -> int | None:
-    key = f"tokenizer.ggml.{name}_token_id"
-    value = metadata.get(key)
-    if value is None:
-        return None
-    if not isinstance(value, int) or not 0 <= value < vocab_size:
-        raise LoadError(f"{key} is {value!r}, but must be an id between 0 and {vocab_size - 1}")
-    return value
+        """The token's entry in the vocabulary: a control token's name, an ordinary token's spelling there."""
+        return self._codec.tokens[token_id]

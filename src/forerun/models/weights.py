@@ -11,9 +11,6 @@ from forerun.ops.base import Quant, Weight
 from forerun.ops.formats import dequantize, requantize
 from forerun.types import Float32Array
 
-# Tensors that change the computation in a way this version does not know, and what they stand for.
-_UNSUPPORTED: Mapping[str, str] = {"rope_freqs.weight": "RoPE scaling by frequency factors, as in Llama 3.1"}
-
 
 def require_tensors(file: GgufFile, shapes: Mapping[str, tuple[int, int]]) -> None:
     """Checks that a file holds exactly these tensors.
@@ -25,8 +22,6 @@ def require_tensors(file: GgufFile, shapes: Mapping[str, tuple[int, int]]) -> No
         LoadError: a tensor is missing, has another shape, or is one the forward pass would ignore.
     """
     for name in file.tensors:
-        if name in _UNSUPPORTED:
-            raise LoadError(f"{file.path}: tensor {name} ({_UNSUPPORTED[name]}) is not supported")
         if name not in shapes:
             raise LoadError(f"{file.path}: tensor {name} is not part of the architecture as it is supported")
     for name, shape in shapes.items():
@@ -49,8 +44,8 @@ class WeightSource:
     tensors: Mapping[str, Weight]
     quant: Quant | None
 
-    def norm(self, name: str) -> Float32Array:
-        """A vector of norm weights: [K] float32."""
+    def vector(self, name: str) -> Float32Array:
+        """The weights of a norm, or a bias: [K] float32."""
         return dequantize(self.tensors[name]).reshape(-1)
 
     def matrix(self, name: str) -> Weight:
@@ -60,3 +55,20 @@ class WeightSource:
     def head(self, name: str) -> Weight:
         """The embedding or the LM head."""
         return requantize(self.tensors[name], self.quant, is_head=True)
+
+
+def split_rows(weight: Weight, sizes: Mapping[str, int]) -> list[Weight]:
+    """A matrix cut into bands of rows, which are views of its bytes.
+
+    Args:
+        weight: [N, K], N the sum of the sizes.
+        sizes: how many rows each band has, by the name it gets; in the order of the rows.
+    """
+    num_rows, row_len = weight.shape
+    row_bytes = weight.data.nbytes // num_rows
+    bands, start = [], 0
+    for name, size in sizes.items():
+        data = weight.data[start * row_bytes : (start + size) * row_bytes]
+        bands.append(Weight(name, weight.format, (size, row_len), data))
+        start += size
+    return bands

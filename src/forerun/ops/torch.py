@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -23,15 +24,17 @@ from torch.nn import functional
 from forerun.errors import ConfigError, EngineFault
 from forerun.ops.base import Activation, AttentionSpec, ExecutorConfig, Ops, Weight
 from forerun.ops.checks import check_batch, physical_slots, row_ends, tail_bits
-from forerun.ops.formats import dequantize
+from forerun.ops.torch_storage import KvStorage, Parameters
 from forerun.types import MAX_DRAFT_NODES, PAGE_TOKENS, Batch, Float32Array, ForwardOutput
 
 # Query rows that attend together. Scratch is this many scores per head and visible slot, so it grows with the context
 # and not with its square.
 QUERY_ROWS = 128
 
-_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"silu": functional.silu}
-_KV_TYPES = {"f16": torch.float16, "f32": torch.float32}
+_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+}
 
 
 class TorchExecutor:
@@ -53,9 +56,9 @@ class TorchExecutor:
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         self._device = _open_device(config.device)
-        self._parameters = _Parameters(self._device)
+        self._parameters = Parameters(self._device)
         build(self._parameters)
-        self._kv = _KvStorage(config, self._device)
+        self._kv = KvStorage(config, self._device)
 
     def forward(self, batch: Batch) -> ForwardOutput:
         """One pass over the batch's rows; appends their keys and values to the cache.
@@ -114,114 +117,6 @@ class TorchExecutor:
         return self._kv.num_bytes
 
 
-class _Parameters:
-    """The model's weights as float32 tensors, gathered by one run of its forward pass. Is an `Ops[None]` for that run.
-
-    A matrix is known by its name, so a tied one is held once; a norm by the array itself.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._matrices: dict[str, tuple[Weight, Tensor]] = {}
-        self._norms: dict[int, tuple[Float32Array, Tensor]] = {}
-        self._read: set[str] = set()
-
-    def matrix(self, weight: Weight) -> Tensor:
-        """[N, K] float32."""
-        bound = self._matrices.get(weight.name)
-        if bound is None:
-            raise EngineFault(f"weight {weight.name} was not there when the model was bound")
-        return bound[1]
-
-    def norm(self, norm: Float32Array) -> Tensor:
-        """[H] float32."""
-        bound = self._norms.get(id(norm))
-        if bound is None:
-            raise EngineFault("a norm array was not there when the model was bound")
-        return bound[1]
-
-    @property
-    def read_bytes(self) -> int:
-        matrices = (self._matrices[name][1] for name in self._read)
-        norms = (tensor for _, tensor in self._norms.values())
-        return sum(tensor.nbytes for tensor in (*matrices, *norms))
-
-    def embed(self, table: Weight) -> None:
-        self._bind(table)
-
-    def norm_linear(self, x: None, norm: Float32Array, eps: float, weights: tuple[Weight, ...]) -> None:
-        self._bind_norm(norm)
-        self._bind_linear(*weights)
-
-    def attention(self, qkv: None, layer: int, spec: AttentionSpec) -> None:
-        """Has no weights."""
-
-    def linear_add(self, x: None, weight: Weight, residual: None) -> None:
-        self._bind_linear(weight)
-
-    def norm_gated(self, x: None, norm: Float32Array, eps: float, gate: Weight, up: Weight, act: Activation) -> None:
-        self._bind_norm(norm)
-        self._bind_linear(gate, up)
-
-    def logits(self, x: None, norm: Float32Array, eps: float, head: Weight) -> None:
-        self._bind_norm(norm)
-        self._bind_linear(head)
-
-    def _bind_linear(self, *weights: Weight) -> None:
-        for weight in weights:
-            self._bind(weight)
-            self._read.add(weight.name)
-
-    def _bind(self, weight: Weight) -> None:
-        bound = self._matrices.get(weight.name)
-        if bound is None:
-            self._matrices[weight.name] = (weight, self._to_tensor(dequantize(weight)))
-        elif not np.may_share_memory(bound[0].data, weight.data):
-            raise EngineFault(f"two different weights are named {weight.name}")
-
-    def _bind_norm(self, norm: Float32Array) -> None:
-        # The array is kept beside its tensor: its id names it only while it lives.
-        self._norms.setdefault(id(norm), (norm, self._to_tensor(norm)))
-
-    def _to_tensor(self, array: Float32Array) -> Tensor:
-        # A view of a mapped file can't be written, which PyTorch refuses to wrap.
-        owned = array if array.flags.writeable else array.copy()
-        return torch.from_numpy(owned).to(self._device)
-
-
-class _KvStorage:
-    """Keys and values of every layer: two lists of [num_pages, J, 16, D] tensors in the storage type."""
-
-    def __init__(self, config: ExecutorConfig, device: torch.device) -> None:
-        spec = config.attention
-        shape = (config.num_pages, spec.num_kv_heads, PAGE_TOKENS, spec.head_dim)
-        dtype = _KV_TYPES[config.kv_type]
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
-
-    def append(self, layer: int, pages: Tensor, offsets: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Rounds keys and values [M, J, D] to the storage type and writes them at (pages[M], offsets[M])."""
-        for storage, new in ((self.keys[layer], keys), (self.values[layer], values)):
-            storage[pages, :, offsets] = new.to(storage.dtype)
-
-    def read(self, layer: int, pages: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a sequence's first slots, as stored: two [J, L, D] float32."""
-        keys, values = (
-            storage[pages].transpose(0, 1).flatten(1, 2)[:, :length].float()
-            for storage in (self.keys[layer], self.values[layer])
-        )
-        return keys, values
-
-    def copy(self, src: tuple[Tensor, Tensor], dst: tuple[Tensor, Tensor]) -> None:
-        """Copies slots, given as (pages, offsets), in every layer byte for byte; all are read before one is written."""
-        for storage in (*self.keys, *self.values):
-            storage[dst[0], :, dst[1]] = storage[src[0], :, src[1]]
-
-
 @dataclass(frozen=True, slots=True)
 class _Sequence:
     """One sequence's part of a pass.
@@ -243,7 +138,7 @@ class _Sequence:
 class _Pass:
     """The operations over one batch. Is an `Ops[Tensor]`."""
 
-    def __init__(self, batch: Batch, parameters: _Parameters, kv: _KvStorage, device: torch.device) -> None:
+    def __init__(self, batch: Batch, parameters: Parameters, kv: KvStorage, device: torch.device) -> None:
         self._parameters = parameters
         self._kv = kv
         self._device = device
@@ -259,18 +154,35 @@ class _Pass:
         self._sequences = self._split(batch)
         self._rotations: dict[AttentionSpec, tuple[Tensor, Tensor]] = {}
 
-    def embed(self, table: Weight) -> Tensor:
-        return self._parameters.matrix(table)[self._token_ids]
+    def embed(self, table: Weight, scale: float = 1.0) -> Tensor:
+        return self._parameters.matrix(table)[self._token_ids] * np.float32(scale).item()
 
-    def norm_linear(self, x: Tensor, norm: Float32Array, eps: float, weights: tuple[Weight, ...]) -> Tensor:
+    def norm_linear(
+        self,
+        x: Tensor,
+        norm: Float32Array | None,
+        eps: float,
+        weights: tuple[Weight, ...],
+        bias: Float32Array | None = None,
+    ) -> Tensor:
         normed = self._rms_norm(x, norm, eps)
-        return torch.cat([functional.linear(normed, self._parameters.matrix(weight)) for weight in weights], dim=-1)
+        product = torch.cat([functional.linear(normed, self._parameters.matrix(weight)) for weight in weights], dim=-1)
+        return self._plus(product, bias)
 
-    def attention(self, qkv: Tensor, layer: int, spec: AttentionSpec) -> Tensor:
+    def attention(
+        self,
+        qkv: Tensor,
+        layer: int,
+        spec: AttentionSpec,
+        q_norm: Float32Array | None = None,
+        k_norm: Float32Array | None = None,
+        eps: float = 0.0,
+    ) -> Tensor:
         rows, dim, groups = qkv.shape[0], spec.head_dim, spec.num_heads // spec.num_kv_heads
         heads = qkv.view(rows, -1, dim)  # [M, num_heads + 2 J, D]
         query, key, value = torch.split(heads, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
-        query = self._rotate(query, spec).view(rows, spec.num_kv_heads, groups, dim)  # [M, J, G, D]
+        query, key = self._norm_heads(query, q_norm, eps), self._norm_heads(key, k_norm, eps)
+        query = self._rotate(query, spec).reshape(rows, spec.num_kv_heads, groups, dim)  # [M, J, G, D]
         self._kv.append(layer, self._pages, self._offsets, self._rotate(key, spec), value)
         out = torch.empty_like(query)
         for sequence in self._sequences:
@@ -280,15 +192,18 @@ class _Pass:
             for start in range(sequence.start, sequence.stop, QUERY_ROWS):
                 stop = min(start + QUERY_ROWS, sequence.stop)
                 end = int(self._ends[start:stop].max())
-                visible = self._visible(start, stop, end)
+                visible = self._visible(start, stop, end, spec.window)
                 out[start:stop] = _attend(query[start:stop] * spec.scale, keys[:, :end], values[:, :end], visible)
         return out.flatten(1)
 
-    def linear_add(self, x: Tensor, weight: Weight, residual: Tensor) -> Tensor:
-        return residual + functional.linear(x, self._parameters.matrix(weight))
+    def linear_add(self, x: Tensor, weight: Weight, residual: Tensor, bias: Float32Array | None = None) -> Tensor:
+        return residual + self._plus(functional.linear(x, self._parameters.matrix(weight)), bias)
+
+    def norm_add(self, x: Tensor, norm: Float32Array, eps: float, residual: Tensor) -> Tensor:
+        return residual + self._rms_norm(x, norm, eps)
 
     def norm_gated(
-        self, x: Tensor, norm: Float32Array, eps: float, gate: Weight, up: Weight, act: Activation
+        self, x: Tensor, norm: Float32Array | None, eps: float, gate: Weight, up: Weight, act: Activation
     ) -> Tensor:
         normed = self._rms_norm(x, norm, eps)
         gated = _ACTIVATIONS[act](functional.linear(normed, self._parameters.matrix(gate)))
@@ -300,24 +215,41 @@ class _Pass:
     def _tensor(self, indices: np.ndarray) -> Tensor:
         return torch.from_numpy(indices.astype(np.int64)).to(self._device)
 
-    def _rms_norm(self, x: Tensor, norm: Float32Array, eps: float) -> Tensor:
-        """x / sqrt(mean(x^2) + eps) * norm (Zhang and Sennrich 2019, arXiv 1910.07467, eq. 4)."""
+    def _plus(self, x: Tensor, bias: Float32Array | None) -> Tensor:
+        return x if bias is None else x + self._parameters.vector(bias)
+
+    def _rms_norm(self, x: Tensor, norm: Float32Array | None, eps: float) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) * norm (Zhang and Sennrich 2019, arXiv 1910.07467, eq. 4); without norm x."""
+        if norm is None:
+            return x
         scale = torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)
-        return x * scale * self._parameters.norm(norm)
+        return x * scale * self._parameters.vector(norm)
+
+    def _norm_heads(self, heads: Tensor, norm: Float32Array | None, eps: float) -> Tensor:
+        """RMSNorm on [M, heads, D]: of each head when norm has D numbers, else of all heads together."""
+        if norm is None or norm.size == heads.shape[-1]:
+            return self._rms_norm(heads, norm, eps)
+        return self._rms_norm(heads.flatten(1), norm, eps).view(heads.shape)
 
     def _rotate(self, heads: Tensor, spec: AttentionSpec) -> Tensor:
         """RoPE on [M, heads, D]: each pair turns by position * inv_freq (Su et al. 2021, arXiv 2104.09864, eq. 34)."""
         if spec not in self._rotations:
-            angles = self._positions[:, None] * np.asarray(spec.inv_freq)  # [M, D / 2] float64
-            cos, sin = (torch.from_numpy(f(angles).astype(np.float32)).to(self._device) for f in (np.cos, np.sin))
-            self._rotations[spec] = cos[:, None], sin[:, None]
+            angles = self._positions[:, None] * np.asarray(spec.inv_freq)  # [M, pairs] float64
+            cos, sin = (spec.rope_magnitude * f(angles) for f in (np.cos, np.sin))
+            self._rotations[spec] = self._column(cos), self._column(sin)
         cos, sin = self._rotations[spec]
+        turning, rest = heads.tensor_split([2 * len(spec.inv_freq)], dim=-1)
         if spec.rope_style == "interleaved":
-            first, second = heads[..., 0::2], heads[..., 1::2]
-            turned = torch.stack((first * cos - second * sin, first * sin + second * cos), dim=-1)
-            return turned.flatten(-2)
-        first, second = heads.chunk(2, dim=-1)
-        return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
+            first, second = turning[..., 0::2], turning[..., 1::2]
+            turned = torch.stack((first * cos - second * sin, first * sin + second * cos), dim=-1).flatten(-2)
+        else:
+            first, second = turning.chunk(2, dim=-1)
+            turned = torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
+        return torch.cat((turned, rest), dim=-1)
+
+    def _column(self, values: np.ndarray) -> Tensor:
+        """[M, pairs] as [M, 1, pairs] float32, which all heads of a row share."""
+        return torch.from_numpy(values.astype(np.float32)).to(self._device)[:, None]
 
     def _split(self, batch: Batch) -> tuple[_Sequence, ...]:
         starts = [0, *(np.flatnonzero(np.diff(batch.seq_ids)) + 1).tolist(), batch.seq_ids.size]
@@ -332,16 +264,20 @@ class _Pass:
             sequences.append(_Sequence(start, stop, self._tensor(pages), length, seen_on_device))
         return tuple(sequences)
 
-    def _visible(self, start: int, stop: int, end: int) -> Tensor:
+    def _visible(self, start: int, stop: int, end: int, window: int | None) -> Tensor:
         """Which of the slots [0, end) the rows [start, stop) see: [B, end] bool."""
         slots = torch.arange(end, device=self._device)
         visible = slots < self._visible_len[start:stop, None]
-        if self._tail_bits is None:
+        if self._tail_bits is not None:
+            bit = slots - self._tail_base[start:stop, None]
+            is_tail = (bit >= 0) & (bit < MAX_DRAFT_NODES)
+            ancestors = self._tail_bits[start:stop].gather(1, bit.clamp(0, MAX_DRAFT_NODES - 1))
+            visible = visible | (is_tail & ancestors)
+        if window is None:
             return visible
-        bit = slots - self._tail_base[start:stop, None]
-        is_tail = (bit >= 0) & (bit < MAX_DRAFT_NODES)
-        ancestors = self._tail_bits[start:stop].gather(1, bit.clamp(0, MAX_DRAFT_NODES - 1))
-        return visible | (is_tail & ancestors)
+        # A path's slots ascend with its positions, so its k-th slot from the front is its logical position k.
+        position = visible.cumsum(dim=-1) - 1
+        return visible & (position > position[:, -1:] - window)
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
