@@ -10,11 +10,11 @@ import pytest
 
 from forerun.models.loader import load_model
 from forerun.ops.base import ExecutorConfig
-from forerun.ops.formats import FORMATS
 from forerun.ops.torch import TorchExecutor
 from tests.helpers.gguf_files import tiny_llama_metadata, tiny_llama_tensors, write_gguf, write_tiny_llama
 from tests.helpers.toy_llama import chain_batch, pages_for
 
+FORMATS = ("f32", "f16", "q4_0", "q4_1", "q8_0")
 EPS = 1e-5
 NUM_TOKENS = 200
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from forerun.errors import LoadError
 from forerun.ops.base import AttentionSpec, Weight
-from forerun.ops.recorder import OP_NAMES, Instr, Recorder, Value, assign_buffers
+from forerun.ops.recorder import OP_NAMES, HeadNorms, Instr, Recorder, Value, assign_buffers
 from tests.helpers.toy_llama import ToyLlama, f32_weight
 
 WIDTHS = (32, 64, 96)
@@ -142,7 +141,7 @@ def test_instructions_say_what_the_model_said() -> None:
     toy, instrs = record_toy()
     layer = ["linear", "attention", "linear_add", "gated", "linear_add"]
     assert [instr.op for instr in instrs] == ["embed", *layer, *layer, "logits"]
-    assert {instr.op for instr in instrs} == set(OP_NAMES)
+    assert {instr.op for instr in instrs} == set(OP_NAMES) - {"norm_add"}
     first, last = instrs[1], instrs[-1]
     assert first.weights == tuple(toy.weights[f"0.{part}"] for part in "qkv")
     assert first.norm is toy.norms["0.attn"]
@@ -171,9 +170,17 @@ def test_a_map_serves_one_attention() -> None:
         recorder.attention(qkv, 1, ToyLlama().attention)
 
 
-def test_an_activation_without_a_kernel_is_refused() -> None:
-    recorder = Recorder()
-    x = recorder.embed(weight(5, 32))
-    act: Any = "gelu"
-    with pytest.raises(LoadError, match="activation 'gelu' has no kernel; silu has one"):
-        recorder.norm_gated(x, NORM, EPS, weight(64, 32), weight(64, 32), act)
+def test_what_an_architecture_adds_is_in_its_instructions() -> None:
+    recorder, bias = Recorder(), np.ones(96, np.float32)
+    spec = AttentionSpec(2, 2, 16, 0.5, "neox", (1.0,) * 8, window=3)
+    x = recorder.embed(weight(5, 32), 2.0)
+    qkv = recorder.norm_linear(x, None, EPS, (weight(32, 32), weight(32, 32), weight(32, 32)), bias)
+    attended = recorder.attention(qkv, 0, spec, NORM, None, 1e-6)
+    added = recorder.norm_add(attended, NORM, EPS, x)
+    recorder.norm_gated(added, None, EPS, weight(64, 32), weight(64, 32), "gelu_tanh")
+    embed, linear, attention, norm_add, gated = recorder.instrs
+    assert (embed.scale, linear.norm, linear.spec, attention.spec) == (2.0, None, spec, spec)
+    assert linear.bias is bias
+    assert linear.head_norms == HeadNorms(NORM, None, 1e-6)
+    assert (norm_add.op, norm_add.residual, norm_add.norm is NORM) == ("norm_add", x, True)
+    assert (gated.act, gated.norm) == ("gelu_tanh", None)

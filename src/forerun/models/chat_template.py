@@ -137,7 +137,7 @@ def encode_chat(
     ids: list[int] = []
     for token_id, segment in tokenizer.split_special(marked):
         if token_id is None:
-            ids += tokenizer.encode(segment.translate(_inverse(marks)), add_bos=False)
+            ids += tokenizer.encode(segment.translate(_inverse(marks)), add_bos=False, continues=bool(ids))
         else:
             ids.append(token_id)
     return tokenizer.with_bos(ids) if tokenizer.adds_bos else ids

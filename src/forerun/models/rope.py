@@ -139,7 +139,7 @@ def _yarn(keys: Keys, plain: Rope, dim: int) -> Rope:
         """The pair, as a fraction, that turns beta times within the original context."""
         return dim * math.log(original / (beta * 2 * math.pi)) / (2 * math.log(base))
 
-    low = max(math.ceil(pair_turning(keys.number("rope.scaling.yarn_beta_fast", default=_BETA_FAST))), 0)
+    low = max(math.floor(pair_turning(keys.number("rope.scaling.yarn_beta_fast", default=_BETA_FAST))), 0)
     high = min(math.ceil(pair_turning(keys.number("rope.scaling.yarn_beta_slow", default=_BETA_SLOW))), dim - 1)
     inv_freq = []
     for pair, freq in enumerate(plain.inv_freq):

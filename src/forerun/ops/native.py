@@ -199,7 +199,7 @@ class _Packer:
         """Matrix numbers of an instruction's weights."""
         out = []
         for i, weight in enumerate(instr.weights):
-            order = _head_order(instr.spec) if instr.head_norms is not None and i < 2 else None  # q and k, not v
+            order = head_order(instr.spec) if instr.head_norms is not None and i < 2 else None  # q and k, not v
             key = (id(weight), 0 if order is None else order.size)
             if key not in self._packed:
                 self._packed[key] = self._add(weight, order)
@@ -212,16 +212,16 @@ class _Packer:
 
     def bias(self, instr: Instr) -> int:
         """That of an instruction's bias."""
-        order = _head_order(instr.spec) if instr.head_norms is not None else None
+        order = head_order(instr.spec) if instr.head_norms is not None else None
         if instr.bias is None or order is None:
             return self.vector(instr.bias)
         num_qk = instr.weights[0].shape[0] + instr.weights[1].shape[0]
-        return self.vector(np.concatenate([instr.bias[:num_qk][_rows(num_qk, order)], instr.bias[num_qk:]]))
+        return self.vector(np.concatenate([instr.bias[:num_qk][rows_of_heads(num_qk, order)], instr.bias[num_qk:]]))
 
     def head_norm(self, norm: Float32Array | None, spec: AttentionSpec | None) -> int:
         """That of a norm of q or k."""
-        order = _head_order(spec)
-        return self.vector(norm if norm is None or order is None else norm[_rows(norm.size, order)])
+        order = head_order(spec)
+        return self.vector(norm if norm is None or order is None else norm[rows_of_heads(norm.size, order)])
 
     def rope(self, spec: AttentionSpec) -> int:
         """The number of a RoPE table; -1 where nothing rotates."""
@@ -233,7 +233,7 @@ class _Packer:
         return self._ropes[key]
 
     def _add(self, weight: Weight, order: Int32Array | None) -> int:
-        rows = None if order is None else _rows(weight.shape[0], order)
+        rows = None if order is None else rows_of_heads(weight.shape[0], order)
         data = np.ascontiguousarray(weight.data).view(np.uint8).reshape(-1)
         fmt = weight.format
         if fmt not in PACKED_FORMATS:  # rare ones: exact, at the size of floats
@@ -244,7 +244,7 @@ class _Packer:
             raise LoadError(f"tensor {weight.name} can't be packed: {error}") from error
 
 
-def _head_order(spec: AttentionSpec | None) -> Int32Array | None:
+def head_order(spec: AttentionSpec | None) -> Int32Array | None:
     """Source of each number of a head that turns interleaved RoPE pairs (2i, 2i + 1) into (i, i + R/2); None: as it is.
 
     What is not rotated stays where it is.
@@ -256,10 +256,10 @@ def _head_order(spec: AttentionSpec | None) -> Int32Array | None:
     return np.concatenate([*pairs, np.arange(rotated, spec.head_dim)]).astype(np.int32)
 
 
-def _rows(num_rows: int, order: Int32Array) -> Int32Array:
+def rows_of_heads(num_rows: int, order: Int32Array) -> Int32Array:
     """The order of a head applied to all heads.
 
-    >>> _rows(8, np.array([0, 2, 1, 3], np.int32)).tolist()
+    >>> rows_of_heads(8, np.array([0, 2, 1, 3], np.int32)).tolist()
     [0, 2, 1, 3, 4, 6, 5, 7]
     """
     heads = np.arange(0, num_rows, order.size, dtype=np.int32)
