@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from forerun.engine.llm import LLM
 from forerun.errors import LoadError
 from forerun.models.config import Keys
 from forerun.models.gguf import read_gguf
+from forerun.models.loader import LoadedModel
 from forerun.models.rope import Rope, plain_rope, read_rope
 from tests.helpers.gguf_files import write_gguf
 
@@ -94,6 +96,23 @@ BOTH = {"rope_factors_long.weight": 4 * ONES, "rope_factors_short.weight": 2 * O
 def test_longrope_goes_by_the_length_limit(tmp_path: Path, max_len: int, factor: float, stated: dict[str, Any]) -> None:
     rope = rope_of(tmp_path, BOTH, max_len, **LONGROPE | stated)
     assert rope == Rope((1 / factor, 0.5 / factor, 0.25 / factor, 0.125 / factor), 1.25)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(100, 100), (None, 8192)])
+def test_the_engine_tells_its_length_limit(
+    tmp_path: Path, limit: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = []
+
+    def load(path: Path, quant: str, max_len: int) -> LoadedModel:
+        limits.append(max_len)
+        raise LoadError("seen enough")
+
+    monkeypatch.setattr("forerun.engine.llm.load_model", load)
+    path = write_gguf(tmp_path / "model.gguf", {}, {"any": ONES})
+    with pytest.raises(LoadError, match="seen enough"):
+        LLM(path, max_model_len=limit)
+    assert limits == [expected]
 
 
 @pytest.mark.parametrize(

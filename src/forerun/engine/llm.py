@@ -44,7 +44,8 @@ class LLM:
         model: a GGUF file, or a name that `forerun pull` knows; `demo` is fetched on first use.
         backend: `native` or `torch`.
         device: `cpu`, or for the torch backend `cuda` or `cuda:N`.
-        quant: `auto` keeps the file's weights; `f32`, `q8` or `q4` converts them.
+        quant: `auto` keeps the file's weights, `f32` expands them, `bf16`, `q8` or `q4` converts those that become
+            smaller by it.
         kv: how keys and values are stored, `f16` or `f32`.
         threads: threads to compute with; None leaves it to the backend.
         chunk: prompt tokens per target pass at most; None is DEFAULT_CHUNK.

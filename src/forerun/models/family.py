@@ -65,7 +65,7 @@ def read_config(file: GgufFile, family: Family, max_len: int | None = None) -> M
     hidden_size = keys.size("embedding_length")
     heads = read_heads(keys, hidden_size, family.rotates_partly)
     context_length = keys.size("context_length", limit=MAX_POSITION)
-    rope = read_rope(keys, heads.rotary_dim, context_length, context_length)
+    rope = read_rope(keys, heads.rotary_dim, context_length, min(max_len or context_length, context_length))
     alike = AttentionSpec(
         num_heads=heads.num_heads,
         num_kv_heads=heads.num_kv_heads,

@@ -57,8 +57,8 @@ def load_model(path: Path, quant: str = AUTO_QUANT, max_len: int | None = None) 
 
     Args:
         path: the file.
-        quant: `auto` keeps every matrix as the file has it; `f32`, `q8` or `q4` converts those that differ (q4 keeps
-            the embedding and the LM head at 8 bits).
+        quant: `auto` keeps every matrix as the file has it, `f32` expands all, `bf16`, `q8` or `q4` converts those
+            that become smaller by it (q4 keeps the embedding and the LM head at 8 bits).
         max_len: the longest text the model will run on, which decides between the frequencies of LongRoPE; None is
             its whole context.
 

@@ -137,7 +137,8 @@ class Recorder:
 def assign_buffers(instrs: Sequence[Instr]) -> tuple[list[int], dict[int, int]]:
     """Gives each value a buffer, using a buffer again once its value is dead.
 
-    A `linear_add` or `norm_add` may write over its residual, element by element; nothing writes over what it reads as x.
+    A `linear_add` or `norm_add` may write over its residual, element by element; nothing writes over what it reads
+    as x.
 
     Returns:
         The width of each buffer, and the buffer of each value by its index.
