@@ -44,6 +44,9 @@ STEP_REPEATS, SLOW_STEP_REPEATS = 15, 3
 PROMPT_REPEATS = {512: 3}  # others run once per round
 LONG_ROUNDS, SLOW_ROUNDS = 2, 3
 SLOW_ISAS = ("avx2", "scalar")
+LARGE_FILE_BYTES = (
+    200 << 20
+)  # from here on neither the reference kernels nor the longest prompts are run: it would take hours
 STREAM_BYTES = 1 << 30
 SPEC = "ngram"
 SPEC_TOKENS = 200
@@ -93,14 +96,17 @@ def compare(crew: Crew, model_path: Path, num_threads: int, num_rounds: int, con
     own, own_info, start_s = _timed_start(crew, load)
     peer = load_llama_cpp(crew, PEER, model_path, num_threads)
     q4_0 = load_llama_cpp(crew, PEER_Q4_0, q4_0_file(crew, model_path, num_threads), num_threads)
-    slow = {isa: crew.forerun(f"{OWN} {isa}", {"FORERUN_ISA": isa}) for isa in SLOW_ISAS if isa != own_info["isa"]}
+    is_large = model_path.stat().st_size >= LARGE_FILE_BYTES
+    slow_isas = [isa for isa in SLOW_ISAS if isa != own_info["isa"] and not (is_large and isa == "scalar")]
+    slow = {isa: crew.forerun(f"{OWN} {isa}", {"FORERUN_ISA": isa}) for isa in slow_isas}
     for worker in slow.values():
         worker.ask("load", **load, n_ctx=2 * CONTEXT)
     engine = crew.forerun(f"{OWN}, whole engine")
     python_ms = engine.ask("python_cost", **load, spec=SPEC, max_tokens=SPEC_TOKENS)["milliseconds"]
     crew.dismiss(engine)
     # In ascending order, so that what each length adds is visible.
-    lengths = [n for n in (*SHORT_PROMPTS, *LONG_PROMPTS) if n < own_info["context_length"]]
+    all_lengths = SHORT_PROMPTS if is_large else (*SHORT_PROMPTS, *LONG_PROMPTS)
+    lengths = [n for n in all_lengths if n < own_info["context_length"]]
     memory_bytes = {n: own.ask("prefill", num_tokens=n, repeats=1)["memory_bytes"] for n in lengths}
 
     arms = {OWN: own, PEER: peer.steps, PEER_Q4_0: q4_0.steps}
@@ -112,6 +118,7 @@ def compare(crew: Crew, model_path: Path, num_threads: int, num_rounds: int, con
         *_stream_turns(own, own_info["weight_bytes"], num_threads, num_rounds),
     ]
     return PeersResult(
+        model=model_path.stem,
         measured=_run(turns, console),
         own_info=own_info,
         llama_cpp_info=peer.info,

@@ -24,6 +24,7 @@ class PeersResult:
     """Everything that was measured. Set by `peers.compare`.
 
     Attributes:
+        model: the file's name without its suffix.
         measured: by ("steps", arm, rows) seconds, ("prefill", arm, tokens) seconds, ("stream", name) GB/s.
         own_info, llama_cpp_info: what both say about the loaded file.
         flash_attention: the settings chosen for llama.cpp, by arm and then for steps and prefill.
@@ -35,6 +36,7 @@ class PeersResult:
         num_threads: of every arm.
     """
 
+    model: str
     measured: Measured
     own_info: Mapping[str, Any]
     llama_cpp_info: dict[str, Any]
@@ -106,19 +108,45 @@ class Bar:
         return f"{verdict:6}  {self.what}: {self.value:.3f}, goal {relation} {self.limit:.2f}"
 
 
+@dataclass(frozen=True, slots=True)
+class Goals:
+    """What is to be reached on one model.
+
+    Attributes:
+        steps: by number of rows, time of a step over llama.cpp's for one row.
+        prompt: tokens per second of a prompt of 512 over llama.cpp's; None has no goal.
+        start_s: from no process to a loaded model.
+    """
+
+    steps: Mapping[int, float]
+    prompt: float | None
+    start_s: float
+
+
+# By the file's name. A large model is bound by memory, which llama.cpp reads as fast.
+GOALS: Mapping[str, Goals] = {
+    "smollm2-135m-instruct-q4_1": Goals({1: 0.50, 4: 0.65, 8: 0.80}, 3.0, 1.5),
+    "qwen2.5-coder-0.5b-instruct-q4_k_m": Goals({1: 0.75, 4: 1.3, 8: 2.0}, None, 6.0),
+    "qwen2.5-coder-1.5b-instruct-q4_k_m": Goals({1: 1.0, 4: 1.3, 8: 2.0}, None, 6.0),
+}
+_OTHER_GOALS = Goals({}, None, 6.0)
+
+
 def bars(result: PeersResult) -> list[Bar]:
     """The goals against llama.cpp on the same file, from medians."""
+    goals = GOALS.get(result.model, _OTHER_GOALS)
     one_row = result.step_ms(PEER, 1).median
-    steps = [
+    out = [
         Bar(f"{m} row{'s' if m > 1 else ''} over llama.cpp's one", result.step_ms(OWN, m).median / one_row, limit, True)
-        for m, limit in ((1, 0.50), (4, 0.65), (8, 0.80))
+        for m, limit in goals.steps.items()
     ]
-    prefill = result.prefill_tok_per_s(OWN, 512).median / result.prefill_tok_per_s(PEER, 512).median
+    if goals.prompt is not None:
+        prefill = result.prefill_tok_per_s(OWN, 512).median / result.prefill_tok_per_s(PEER, 512).median
+        out.append(Bar("prompt of 512 tokens, tokens per second over llama.cpp's", prefill, goals.prompt, False))
     return [
-        *steps,
-        Bar("prompt of 512 tokens, tokens per second over llama.cpp's", prefill, 3.0, False),
+        *out,
         Bar("Python per step in ms", result.python_ms_per_step, 0.30, True),
-        Bar("seconds from no process to a loaded model", result.start_s, 1.50, True),
+        Bar("seconds from no process to a loaded model", result.start_s, goals.start_s, True),
     ]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.corpus import windows_text
-from benchmarks.fidelity import distance, joined
+from benchmarks.fidelity import Differing, differing, distance, joined
 from benchmarks.llama_cpp_env import peers_dir
 from benchmarks.markdown import markdown_table
 from benchmarks.measure import Measured, Summary, Turn, busy_seconds, interleave
@@ -33,6 +33,14 @@ class IdleWorker:
 def test_summary_interpolates_quartiles() -> None:
     assert Summary.of([4.0, 1.0, 2.0, 3.0]) == Summary(2.5, 1.75, 3.25, 4)
     assert Summary.of([7.0]) == Summary(7.0, 7.0, 7.0, 1)
+
+
+def test_differing_positions_carry_what_each_engine_thinks() -> None:
+    own = np.array([[1.0, 0.0, 0.0], [2.0, 1.5, 0.0]], np.float32)
+    peer = np.array([[3.0, 0.0, 0.0], [1.0, 1.25, 0.0]], np.float32)
+    reference = np.array([[0.0, 9.0, 0.0], [1.0, 1.125, 0.0]], np.float32)
+    assert differing(4, own, peer, reference) == [Differing(4, 1, (0, 1), (0.5, 0.25, -0.125))]
+    assert differing(4, own, own, reference) == []
 
 
 def test_units_keep_the_quartiles_and_rates_swap_them() -> None:
