@@ -44,9 +44,7 @@ STEP_REPEATS, SLOW_STEP_REPEATS = 15, 3
 PROMPT_REPEATS = {512: 3}  # others run once per round
 LONG_ROUNDS, SLOW_ROUNDS = 2, 3
 SLOW_ISAS = ("avx2", "scalar")
-LARGE_FILE_BYTES = (
-    200 << 20
-)  # from here on neither the reference kernels nor the longest prompts are run: it would take hours
+LARGE_FILE_BYTES = 200 << 20  # from here on neither the reference kernels nor the longest prompts run: they take hours
 STREAM_BYTES = 1 << 30
 SPEC = "ngram"
 SPEC_TOKENS = 200

@@ -80,6 +80,7 @@ def result(own_ms: dict[int, float], peer_one_row_ms: float, other_cpu_share: fl
     values |= {("prefill", OWN, 512): [0.125], ("prefill", PEER, 512): [0.5]}
     values |= {("stream", "memory"): [40.0], ("stream", "weights"): [80.0]}
     return PeersResult(
+        model="smollm2-135m-instruct-q4_1",
         measured=Measured(values, 0.0, other_cpu_share),
         own_info={"weight_bytes": 96e6, "kv_bytes_per_token": 1024, "isa": "avx2"},
         llama_cpp_info={"buffers": []},
