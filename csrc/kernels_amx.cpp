@@ -1,11 +1,7 @@
 // AMX int8 where a pass has rows enough to fill a tile; everything else is the AVX512-VNNI table. The group integers
 // are the same, and so are the float chains. Compile with the flags of kernels_avx512vnni.cpp.
+#include "decode_avx512.h"
 #include "kernels.h"
-#include "simd_avx512.h"
-#include "float_kernels.h"
-#include "append_avx512.h"
-#include "gemm_avx512vnni.h"
-#include "quantise_avx512.h"
 
 namespace forerun {
 namespace {
@@ -16,6 +12,7 @@ namespace {
 // the activations that stream past (with 18 KB they push each other out). A turn costs about 45 cycles, so fewer
 // lose as well.
 constexpr int kProductsAtOnce = 9;
+constexpr size_t kFetchBytes = 2048;  // that codes are fetched ahead of being unpacked
 constexpr size_t kActsGroup = kAmxRows * kGroup, kCodesGroup = kTileRows * kGroup;  // bytes
 
 struct alignas(64) TileConfig {
@@ -205,7 +202,8 @@ void gemm_format(const PackedMatrix& w, int tile, int num_tiles, const Acts& act
     if constexpr (code_bits(F) < 8) {
       for (size_t g = 0; g < static_cast<size_t>(w.groups); g++) {
         const uint8_t* group = codes + g * code_bytes(F);
-        for (size_t i = 0; i < code_bytes(F); i += 64) fetch<1>(group + i + kFetchBytes<1>);
+        for (size_t i = 0; i < code_bytes(F); i += 64)
+          _mm_prefetch(reinterpret_cast<const char*>(group + i + kFetchBytes), _MM_HINT_T0);
         unpack<F>(group, scratch + g * kCodesGroup);
       }
       codes = scratch;
@@ -223,16 +221,15 @@ void gemm_format(const PackedMatrix& w, int tile, int num_tiles, const Acts& act
 
 void gemm_quant(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts, float* out, size_t ldo,
                 uint8_t* scratch) {
-  if (acts.block_rows != kAmxRows) return gemm_quads(w, tile, num_tiles, acts, out, ldo, scratch);
+  if (acts.block_rows != kAmxRows) return avx512vnni_kernels().gemm_quant(w, tile, num_tiles, acts, out, ldo, scratch);
   with_format(w.format, [&](auto format) {
     gemm_format<decltype(format)::value>(w, tile, num_tiles, acts, out, ldo, scratch);
   });
 }
 
 KernelTable make_table() {
-  KernelTable table = float_kernel_table<avx512::V16>("amx");
-  table.quantise_rows = quantise_rows_avx512;
-  table.append_keys = append_keys_avx512;
+  KernelTable table = avx512vnni_kernels();
+  table.name = "amx";
   table.gemm_quant = gemm_quant;
   table.has_amx = true;
   return table;
