@@ -21,7 +21,7 @@ FREQ_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 
 _YARN_KEYS = ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")
-_DEFAULT_BASE = 10000.0  # Su et al. 2021, section 3.2.2
+DEFAULT_BASE = 10000.0  # Su et al. 2021, section 3.2.2
 _BETA_FAST, _BETA_SLOW = 32.0, 1.0  # Peng et al. 2023, arXiv 2309.00071, section 3.2, for Llama
 
 
@@ -61,7 +61,7 @@ def read_rope(keys: Keys, dim: int, context_length: int, max_len: int) -> Rope:
     Raises:
         LoadError: a type is unknown, or a setting is missing, impossible or contradicts another.
     """
-    plain = plain_rope(keys.number("rope.freq_base", default=_DEFAULT_BASE), dim)
+    plain = plain_rope(keys.number("rope.freq_base", default=DEFAULT_BASE), dim)
     kind = _scaling_type(keys)
     if kind != "yarn":
         for name in _YARN_KEYS:
@@ -129,7 +129,7 @@ def _yarn(keys: Keys, plain: Rope, dim: int) -> Rope:
     """
     factor = keys.number("rope.scaling.factor")
     original = keys.size("rope.scaling.original_context_length")
-    base = keys.number("rope.freq_base", default=_DEFAULT_BASE)
+    base = keys.number("rope.freq_base", default=DEFAULT_BASE)
     if base <= 1:
         raise keys.fail("rope.freq_base", f"is {base}, but YaRN needs more than 1")
     # Only a value above 0 means the same everywhere: at 0 llama.cpp also leaves out the growth of cos and sin.
