@@ -404,6 +404,7 @@ inline void test_program_refuses_instructions() {
   check("a sum without a norm", sum, [](Instr& i) { i.norm = -1; });
   check("a sum with a matrix", sum, [](Instr& i) { i.weights = {0}; });
   check("a sum of nothing", sum, [](Instr& i) { i.residual = -1; });
+  check("an embedding of another vocabulary", gated, [](Instr& i) { i.op = Op::Embed, i.in = -1, i.out = 0, i.weights = {4}; });
   check("logits of another width", logits, [](Instr& i) { i.in = 3; });
   check("logits into a buffer", logits, [](Instr& i) { i.out = 1; });
   check("an unknown RoPE table", qkv, [](Instr& i) { i.rope = 1; });

@@ -229,13 +229,13 @@ def compute(x: np.ndarray, norm: np.ndarray, head: Weight, inner: Weight | None 
     """norm and head of the rows of x, after x + x inner^T if there is an inner matrix."""
 
     def build(ops: Any) -> Any:
-        h = ops.embed(f32_weight("x", x))
+        h = ops.embed(f32_weight("x", np.resize(x, (head.shape[0], x.shape[1]))))
         if inner is not None:
             h = ops.linear_add(h, inner, h)
         return ops.logits(h, norm, EPS, head)
 
     spec = AttentionSpec(1, 1, 16, 0.25, "neox", (1.0,) * 8)
-    # Token ids are rows of x, so the vocabulary of the head is at least as long.
+    # Token ids are rows of x, of which there are at most as many as the head has.
     config = ExecutorConfig(head.shape[0], x.shape[1], 1, (spec,), len(x), 8, "f16", threads)
     return NativeExecutor(config, build).forward(chain_batch(range(len(x)), pages_for(len(x)))).logits.copy()
 
