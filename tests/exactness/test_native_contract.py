@@ -505,7 +505,7 @@ def test_line_12_halves_are_the_ieee_ones(isa: str) -> None:
     qkv[:, 32:] = values[:, None]  # the value of head 0; one row sees itself alone
 
     def build(ops: Any) -> Any:
-        x = ops.embed(f32_weight("x", qkv))
+        x = ops.embed(f32_weight("x", np.resize(qkv, (16, 48))))
         eye = [f32_weight(part, np.eye(48)[i * 16 : (i + 1) * 16] * 1.0) for i, part in enumerate("qkv")]
         scaled = ops.norm_linear(x, np.ones(48, np.float32), EPS, tuple(eye))
         return ops.logits(ops.attention(scaled, 0, spec), np.ones(16, np.float32), 1e-20, f32_weight("o", np.eye(16)))
