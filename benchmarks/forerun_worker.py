@@ -18,7 +18,6 @@ from forerun.bench.rows import run_batch
 from forerun.engine.llm import DEFAULT_CHUNK, LLM
 from forerun.kv.pages import num_pages_for
 from forerun.models.loader import load_model
-from forerun.models.tokenizer import Tokenizer
 from forerun.ops import create_executor
 from forerun.ops.base import Executor, ExecutorConfig, KvType
 from forerun.ops.native import chosen_isa
@@ -143,7 +142,7 @@ def _bind(file: Path, num_threads: int, n_ctx: int, backend: str, kv: KvType) ->
 
 def token_ids_of(file: str, texts: list[str]) -> dict[str, Any]:
     """The texts in the tokens of the file's model."""
-    tokenizer = Tokenizer.from_gguf(load_model(Path(file)).metadata)
+    tokenizer = load_model(Path(file)).read_tokenizer()
     return {"token_ids": [tokenizer.encode(text, add_bos=False) for text in texts]}
 
 

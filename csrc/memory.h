@@ -17,7 +17,7 @@ constexpr size_t kHugePageBytes = size_t{2} << 20;
 class Pages {
  public:
   Pages() = default;
-  explicit Pages(size_t bytes) {
+  explicit Pages(size_t bytes) : num_bytes_(bytes) {
     const bool is_large = bytes >= kHugePageBytes;
     // A mapping starts at any small page; one huge page more lets its use start at a huge one.
     mapped_bytes_ = is_large ? bytes + kHugePageBytes : bytes;
@@ -34,6 +34,7 @@ class Pages {
     std::swap(mapped_, other.mapped_);
     std::swap(begin_, other.begin_);
     std::swap(mapped_bytes_, other.mapped_bytes_);
+    std::swap(num_bytes_, other.num_bytes_);
     return *this;
   }
   ~Pages() {
@@ -41,11 +42,13 @@ class Pages {
   }
 
   uint8_t* data() const { return begin_; }
+  size_t num_bytes() const { return num_bytes_; }
 
  private:
   uint8_t* mapped_ = nullptr;
   uint8_t* begin_ = nullptr;
   size_t mapped_bytes_ = 0;
+  size_t num_bytes_ = 0;
 };
 
 // An array of trivial values in pages of its own.
@@ -54,6 +57,7 @@ class Array {
  public:
   Array() = default;
   explicit Array(size_t count) : pages_(count * sizeof(T) + 64) {}
+  size_t num_bytes() const { return pages_.num_bytes(); }
   T* get() const { return reinterpret_cast<T*>(pages_.data()); }
   T& operator[](size_t i) const { return get()[i]; }
   explicit operator bool() const { return pages_.data() != nullptr; }

@@ -78,56 +78,10 @@ int Program::add_buffer(int width) {
 }
 
 void Program::add(const Instr& instr) {
-  auto check = [](bool ok, const char* what) {
-    if (!ok) throw std::invalid_argument(std::string("bad instruction: ") + what);
-  };
-  auto is_buffer = [&](int b) { return b >= 0 && b < static_cast<int>(buffers_.size()); };
-  auto width = [&](int b) { return buffers_[static_cast<size_t>(b)].width; };
-  for (int w : instr.weights) check(w >= 0 && w < static_cast<int>(matrices_.size()), "unknown matrix");
-  auto size = [&](int v) { return vectors_[static_cast<size_t>(v)].size; };
-  for (const int v : {instr.norm, instr.bias, instr.q_norm, instr.k_norm})
-    check(v >= -1 && v < static_cast<int>(vectors_.size()), "unknown vector");
-  check(instr.op == Op::Embed || is_buffer(instr.in), "unknown input");
-  check(instr.op == Op::Logits || is_buffer(instr.out), "unknown output");
-  check(instr.op == Op::Attention || instr.op == Op::NormAdd || !instr.weights.empty(), "no matrix");
-  check(instr.norm < 0 || size(instr.norm) == width(instr.in), "norm and input differ in width");
-  check(instr.out != instr.in || instr.op == Op::Logits, "output overwrites the input");
-  int outputs = 0;
-  for (int w : instr.weights) {
+  check(instr);
+  for (const int w : instr.weights) {
     const PackedMatrix& m = matrices_[static_cast<size_t>(w)];
-    outputs += m.outputs;
-    if (instr.op != Op::Embed) check(m.inputs == width(instr.in), "matrix and input differ in width");
     weight_bytes_ += instr.op == Op::Embed ? 0 : m.tile_bytes * static_cast<size_t>(m.tiles);
-  }
-  check(instr.bias < 0 || size(instr.bias) == outputs, "bias width");
-  const Geometry& g = geometry_;
-  switch (instr.op) {
-    case Op::Embed: check(matrices_[static_cast<size_t>(instr.weights[0])].inputs == width(instr.out), "embedding width");
-      break;
-    case Op::Linear: check(outputs == width(instr.out), "output width"); break;
-    case Op::LinearAdd:
-      check(outputs == width(instr.out) && is_buffer(instr.residual) && width(instr.residual) == outputs, "output width");
-      break;
-    case Op::Gated:
-      check(instr.weights.size() == 2 && outputs == 2 * width(instr.out), "gate and up differ");
-      break;
-    case Op::Logits: check(outputs == g.vocab_size, "vocabulary"); break;
-    case Op::NormAdd:
-      check(instr.norm >= 0 && is_buffer(instr.residual), "a norm and a residual");
-      check(width(instr.residual) == width(instr.in) && width(instr.out) == width(instr.in), "output width");
-      check(width(instr.in) <= max_inputs_, "a norm of more than any matrix reads");
-      break;
-    case Op::Attention:
-      check(instr.layer >= 0 && instr.layer < g.num_layers, "layer");
-      check(width(instr.in) == (g.num_heads + 2 * g.num_kv_heads) * g.head_dim, "QKV width");
-      check(width(instr.out) == g.num_heads * g.head_dim, "output width");
-      break;
-  }
-  if (instr.op == Op::Linear && instr.layer >= 0) {
-    check(outputs == (g.num_heads + 2 * g.num_kv_heads) * g.head_dim && instr.layer < g.num_layers, "QKV width");
-    check(instr.rope >= -1 && instr.rope < static_cast<int>(ropes_.size()), "unknown RoPE table");
-    auto fits = [&](int v, int heads) { return v < 0 || size(v) == g.head_dim || size(v) == heads * g.head_dim; };
-    check(fits(instr.q_norm, g.num_heads) && fits(instr.k_norm, g.num_kv_heads), "norm of heads");
   }
   instrs_.push_back(instr);
 }
@@ -138,13 +92,10 @@ size_t Program::kv_bytes() const {
 }
 
 size_t Program::scratch_bytes() const {
-  size_t bytes = (logits_capacity_ + partials_capacity_) * sizeof(float);
-  for (const Buffer& b : buffers_)
-    bytes += b.is_coded ? b.codes.num_bytes : static_cast<size_t>(b.stride) * geometry_.max_rows * sizeof(float);
-  const size_t rows = static_cast<size_t>(round_up(geometry_.max_rows, kAmxRows)) +
-                      scratch_.size() * static_cast<size_t>(kPrivateRows);
-  return bytes + rows * static_cast<size_t>(max_inputs_) * sizeof(float) + shared_.codes.num_bytes +
-         scratch_.size() * scratch_[0].codes.num_bytes;
+  size_t bytes = (logits_capacity_ + partials_capacity_) * sizeof(float) + shared_.num_bytes();
+  for (const ThreadScratch& t : scratch_) bytes += t.num_bytes();
+  for (const Buffer& b : buffers_) bytes += b.is_coded ? b.codes.num_bytes : b.data.num_bytes();
+  return bytes;
 }
 
 void Program::set_profiling(bool is_on) {

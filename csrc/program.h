@@ -54,6 +54,13 @@ struct Geometry {
   bool is_kv_f32;
 };
 
+// The columns of QKV that are a thread's: whole query and key heads, which it rotates, and some of the values.
+struct QkvShare {
+  Range queries, keys, values;
+};
+// The shares of all threads cover every column once.
+QkvShare qkv_share(const Geometry& geometry, int thread, int num_threads);
+
 // The rows of one step; every array is the caller's and outlives the call.
 struct StepArgs {
   int num_rows;
@@ -132,16 +139,15 @@ class Program {
     Array<uint8_t> unpacked;  // one tile's codes as bytes
     Array<float> attend;   // attend_scratch_floats, then a Partial and a running Partial
     std::vector<Best> best;   // per logit row, of the ids that are the thread's
+    size_t num_bytes() const {
+      return rows.num_bytes() + codes.num_bytes + tiles.num_bytes() + unpacked.num_bytes() + attend.num_bytes();
+    }
   };
   // What a linear map reads: float rows and, when a matrix is quantised, their codes.
   struct Inputs {
     const float* rows = nullptr;
     size_t stride = 0;
     Acts acts{};
-  };
-  // The columns of QKV that are a thread's: whole query and key heads, which it rotates, and some of the values.
-  struct QkvShare {
-    Range queries, keys, values;
   };
   // Consecutive rows whose slots follow each other in one page.
   struct SlotRun {
@@ -167,8 +173,15 @@ class Program {
     int split;
   };
 
+  void check(const Instr& instr) const;
+  void check_names(const Instr& instr) const;
+  void check_matrices(const Instr& instr) const;
+  void check_attention(const Instr& instr) const;
+  void check_qkv(const Instr& instr) const;
   void validate(const StepArgs& step) const;
   void plan(const StepArgs& step);
+  void reserve_partials();
+  size_t most_split_items() const;
   void plan_attention();
   void plan_narrowing();
   bool narrow(int thread);
@@ -192,7 +205,6 @@ class Program {
   void keep_best(const Instr& instr, int row, int id, int n, Best* best);
   void multiply_tiles(const Instr& instr, const PackedMatrix& w, int column, Range tiles, const Inputs& in, int thread);
   bool is_by_head() const { return geometry_.head_dim % kTileRows == 0; }
-  QkvShare qkv_share(int thread) const;
   void add_bias(const Instr& instr, int column, int n, float* row);
   bool has_wide_norm(const Instr& instr) const;
   void norm_wide(const Instr& instr, int thread);
@@ -217,6 +229,8 @@ class Program {
     int size;
   };
   const float* vector(int index) const { return vectors_[static_cast<size_t>(index)].data; }
+  int vector_size(int index) const { return vectors_[static_cast<size_t>(index)].size; }
+  int width(int buffer) const { return buffers_[static_cast<size_t>(buffer)].width; }
   std::vector<Vector> vectors_;
   std::vector<Buffer> buffers_;
   std::vector<Instr> instrs_;
@@ -226,6 +240,7 @@ class Program {
   size_t weight_bytes_ = 0;
 
   int max_inputs_ = 0;
+  bool has_scratch_ = false;  // from the first pass on
   std::vector<ThreadScratch> scratch_;
   ThreadScratch shared_;  // inputs of a pass with many rows
   Array<float> logits_;
@@ -247,7 +262,6 @@ class Program {
   std::vector<AttendItem> items_;
   std::vector<AttendPart> parts_;  // empty: whoever takes an item does all its splits
   std::unique_ptr<std::atomic<int>[]> pending_;  // per item, its parts that are not done
-  size_t num_pending_ = 0;
   Array<float> partials_;
   size_t partials_capacity_ = 0;
   std::unique_ptr<std::atomic<int>[]> next_item_;

@@ -9,6 +9,18 @@ namespace forerun {
 
 constexpr int kItemsPerThread = 3;  // attention items a thread should find, so that all end at about the same time
 
+// Fewer items than this share their splits out.
+size_t Program::most_split_items() const { return size_t{4} * static_cast<size_t>(pool_.num_threads()); }
+
+// Room for what plan_attention may plan, now or once the rows are fewer: the threads of a pass must not allocate.
+void Program::reserve_partials() {
+  const size_t num_splits = static_cast<size_t>((longest_context(0, num_rows_) + kSplit - 1) / kSplit);
+  const size_t need = num_splits * most_split_items() * partial_floats(round_up(geometry_.head_dim, 16));
+  if (num_splits <= 1 || need <= partials_capacity_) return;
+  partials_ = Array<float>(need);
+  partials_capacity_ = need;
+}
+
 void Program::plan_attention() {
   const int kv_heads = geometry_.num_kv_heads, longest = longest_context(0, num_rows_);
   // As many rows as share their reads of the cache, but enough items to keep all threads busy until the end.
@@ -30,7 +42,7 @@ void Program::plan_attention() {
     }
     r += n;
   }
-  if (longest <= kSplit || items_.size() >= size_t{4} * static_cast<size_t>(pool_.num_threads())) {
+  if (longest <= kSplit || items_.size() >= most_split_items()) {
     std::reverse(items_.begin(), items_.end());  // the longest contexts first
     return;
   }
@@ -38,43 +50,36 @@ void Program::plan_attention() {
   for (int split = 0; split * kSplit < longest; split++)
     for (size_t i = 0; i < items_.size(); i++)
       if (split < items_[i].num_splits) parts_.push_back({static_cast<int>(i), split});
-  const size_t need = static_cast<size_t>(num_parts) * partial_floats(round_up(geometry_.head_dim, 16));
-  if (need > partials_capacity_) {
-    partials_ = Array<float>(need);
-    partials_capacity_ = need;
-  }
-  if (items_.size() > num_pending_) {
-    pending_ = std::make_unique<std::atomic<int>[]>(items_.size());
-    num_pending_ = items_.size();
-  }
   for (size_t i = 0; i < items_.size(); i++) pending_[i].store(items_[i].num_splits, std::memory_order_relaxed);
 }
 
 // Heads whose size is whole tiles are shared out by columns, so that a thread rotates and stores what it just made: about
 // as many query and key heads for each, and so much of the values, which need no rotation, that all have as many tiles.
-Program::QkvShare Program::qkv_share(int thread) const {
-  const Geometry& g = geometry_;
-  const int num_threads = pool_.num_threads(), d = g.head_dim;
-  const int first_key = g.num_heads * d, first_value = first_key + g.num_kv_heads * d;
+QkvShare qkv_share(const Geometry& g, int thread, int num_threads) {
+  const int d = g.head_dim, first_key = g.num_heads * d, first_value = first_key + g.num_kv_heads * d;
   const int num_columns = first_value + g.num_kv_heads * d;
   const Range queries = share(g.num_heads, thread, num_threads), kv = share(g.num_kv_heads, thread, num_threads);
   QkvShare mine = {{queries.begin * d, queries.end * d},
                    {first_key + kv.begin * d, first_key + kv.end * d},
                    {first_value + kv.begin * d, first_value + kv.end * d}};
-  if (is_by_head()) {
-    const Range tiles = share(num_columns / kTileRows, thread, num_threads);
-    auto edge = [&](int num_tiles, int num_heads) {  // where the values of the threads before end
-      return std::clamp(first_value + num_tiles * kTileRows - num_heads * d, first_value, num_columns);
-    };
-    mine.values = {edge(tiles.begin, queries.begin + kv.begin), edge(tiles.end, queries.end + kv.end)};
-    mine.values.end = std::max(mine.values.begin, mine.values.end);
+  if (d % kTileRows != 0) return mine;
+  mine.values.begin = first_value;
+  for (int t = 1; t <= thread + 1; t++) {
+    // Where the values of the threads before t end if all have as many tiles; a thread with many heads gets none.
+    const int tiles = share(num_columns / kTileRows, t, num_threads).begin;
+    const int heads = share(g.num_heads, t, num_threads).begin + share(g.num_kv_heads, t, num_threads).begin;
+    const int edge = std::clamp(first_value + tiles * kTileRows - heads * d, mine.values.begin, num_columns);
+    if (t <= thread)
+      mine.values.begin = edge;
+    else
+      mine.values.end = edge;
   }
   return mine;
 }
 
 bool Program::has_wide_norm(const Instr& instr) const {
   for (const int v : {instr.q_norm, instr.k_norm})
-    if (v >= 0 && vectors_[static_cast<size_t>(v)].size != geometry_.head_dim) return true;
+    if (v >= 0 && vector_size(v) != geometry_.head_dim) return true;
   return false;
 }
 
@@ -98,8 +103,7 @@ void Program::norm_wide(const Instr& instr, int thread) {
   for (int row = rows.begin; row < rows.end; row++) {
     float* x = qkv.data.get() + static_cast<size_t>(row) * qkv.stride;
     for (const auto& [norm, at] : {std::pair{instr.q_norm, 0}, std::pair{instr.k_norm, q_size}})
-      if (norm >= 0 && vectors_[static_cast<size_t>(norm)].size != g.head_dim)
-        norm_slice(norm, instr.qk_eps, vectors_[static_cast<size_t>(norm)].size, thread, x + at);
+      if (norm >= 0 && vector_size(norm) != g.head_dim) norm_slice(norm, instr.qk_eps, vector_size(norm), thread, x + at);
   }
   pool_.barrier();
 }
@@ -108,7 +112,7 @@ void Program::norm_wide(const Instr& instr, int thread) {
 void Program::rotate(const Instr& instr, const SlotRun& run, const Range& columns, int norm, float scale, int thread) {
   const Buffer& qkv = buffers_[static_cast<size_t>(instr.out)];
   const int d = geometry_.head_dim;
-  const bool is_normed = norm >= 0 && vectors_[static_cast<size_t>(norm)].size == d;
+  const bool is_normed = norm >= 0 && vector_size(norm) == d;
   const RopeTable* table = instr.rope < 0 ? nullptr : &ropes_[static_cast<size_t>(instr.rope)];
   const int half = table ? table->half : 0;
   for (int row = run.row; row < run.row + run.num_rows; row++) {

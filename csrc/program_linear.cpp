@@ -142,7 +142,7 @@ void Program::multiply_tiles(const Instr& instr, const PackedMatrix& w, int colu
 void Program::run_linear(const Instr& instr, int thread) {
   const Inputs in = prepare(instr, thread);
   const bool is_qkv = instr.layer >= 0;
-  const QkvShare mine = is_qkv ? qkv_share(thread) : QkvShare{};
+  const QkvShare mine = is_qkv ? qkv_share(geometry_, thread, pool_.num_threads()) : QkvShare{};
   int column = 0;
   for (int index : instr.weights) {
     const PackedMatrix& w = matrices_[static_cast<size_t>(index)];

@@ -51,6 +51,8 @@ void Program::Codes::allocate(int rows, int inputs) {
 // Whether a gated activation makes the buffer and nothing but quantised matrices read it.
 bool Program::is_coded(int buffer) const {
   bool is_made = false;
+  for (const int narrowed : narrowed_buffers_)  // its rows move as floats
+    if (narrowed == buffer) return false;
   for (const Instr& instr : instrs_) {
     if (instr.residual == buffer || (instr.out == buffer && instr.op != Op::Gated)) return false;
     is_made |= instr.out == buffer;
@@ -63,9 +65,12 @@ bool Program::is_coded(int buffer) const {
 }
 
 void Program::allocate_scratch() {
-  if (shared_.rows) return;
+  if (has_scratch_) return;
+  plan_narrowing();
+  int widest = max_inputs_;  // of the slices of a row that a thread norms
+  for (const Vector& v : vectors_) widest = std::max(widest, round_up(v.size, kTileRows));
   auto fill = [&](ThreadScratch& t, int rows) {
-    t.rows = Array<float>(static_cast<size_t>(rows) * static_cast<size_t>(max_inputs_));
+    t.rows = Array<float>(static_cast<size_t>(rows) * static_cast<size_t>(widest));
     t.codes.allocate(rows, max_inputs_);
   };
   const int most_rows = round_up(geometry_.max_rows, kAmxRows);
@@ -81,20 +86,22 @@ void Program::allocate_scratch() {
   const int d_pad = round_up(geometry_.head_dim, 16);
   for (ThreadScratch& t : scratch_) {
     fill(t, kPrivateRows);
-    // Two outputs (gate and up) of as many tiles as tiles_at_once allows, a whole group at least.
-    const size_t few_rows = static_cast<size_t>(kBlockRows) * kMaxTilesAtOnce;
-    const size_t many_rows = std::max(static_cast<size_t>(geometry_.max_rows) * kGroup / kTileRows, kOutputCacheBytes / sizeof(float) / kTileRows);
-    t.tiles = Array<float>(2 * kTileRows * std::max(few_rows, many_rows));
+    // Two outputs, gate and up, of a whole group, or of as many tiles as tiles_at_once allows.
+    static_assert(kOutputCacheBytes / sizeof(float) >= kBlockRows * kMaxTilesAtOnce * kTileRows, "few rows, many tiles");
+    const size_t outputs = std::max(static_cast<size_t>(geometry_.max_rows) * kGroup, kOutputCacheBytes / sizeof(float));
+    t.tiles = Array<float>(2 * outputs);
     t.unpacked = Array<uint8_t>(static_cast<size_t>(kTileRows) * static_cast<size_t>(max_inputs_));
     t.attend = Array<float>(attend_scratch_floats(geometry_.head_dim) + 2 * partial_floats(d_pad));
   }
   num_counters_ = instrs_.size();
   next_item_ = std::make_unique<std::atomic<int>[]>(num_counters_);
-  plan_narrowing();
+  pending_ = std::make_unique<std::atomic<int>[]>(most_split_items());
+  has_scratch_ = true;
 }
 
 void Program::plan_narrowing() {
   narrow_at_ = instrs_.size();
+  narrowed_buffers_.clear();
   for (size_t i = 0; i < instrs_.size(); i++)
     if (instrs_[i].op == Op::Attention || (instrs_[i].op == Op::Logits && narrow_at_ == instrs_.size())) narrow_at_ = i;
   std::vector<bool> is_made(buffers_.size(), false);
@@ -148,6 +155,7 @@ void Program::plan(const StepArgs& s) {
   }
   num_rows_ = s.num_rows;
   is_narrow_ = false;
+  reserve_partials();
   plan_attention();
   for (size_t i = 0; i < num_counters_; i++) next_item_[i].store(0, std::memory_order_relaxed);
   const size_t need = static_cast<size_t>(s.num_logit_rows) * static_cast<size_t>(logit_stride());

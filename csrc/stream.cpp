@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <stdexcept>
 
 #include "memory.h"
 #include "pool.h"
@@ -12,6 +13,7 @@
 namespace forerun {
 
 double stream_read_gb_per_s(int num_threads, size_t num_bytes) {
+  if (num_threads < 1) throw std::invalid_argument("a read needs at least one thread");
   Pool pool(num_threads);
   constexpr int kStreams = 4, kLineWords = 8, kAheadWords = 256;
   const size_t parts = static_cast<size_t>(num_threads) * kStreams, part_words = num_bytes / 64 / parts * kLineWords;

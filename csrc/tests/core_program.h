@@ -58,6 +58,13 @@ struct Model {
   int qkv() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
 
   std::unique_ptr<Program> bind(const KernelTable& table, int num_threads) const {
+    auto program = bind_without_logits(table, num_threads);
+    const std::vector<float> norm(kHidden, 1.1f);
+    program->add(instr(Op::Logits, 0, -1, -1, {0}, program->add_vector(norm.data(), kHidden), -1));
+    return program;
+  }
+  // Buffers: hidden state, QKV, attended, inner. The embedding is matrix 0.
+  std::unique_ptr<Program> bind_without_logits(const KernelTable& table, int num_threads) const {
     const Geometry g{kVocab, 2, num_heads, num_kv_heads, head_dim, kPages, kMaxRows, is_kv_f32};
     std::vector<double> inv_freq;
     for (int i = 0; i < head_dim / 2; i++) inv_freq.push_back(std::pow(10000.0, -2.0 * i / head_dim));
@@ -92,7 +99,6 @@ struct Model {
       program->add(instr(Op::Gated, x, -1, inner, gate_up, norm(kHidden), -1));
       program->add(instr(Op::LinearAdd, inner, x, x, {matrix_as(down, kHidden, kInner)}, -1, -1));
     }
-    program->add(instr(Op::Logits, x, -1, -1, {embedding}, norm(kHidden), -1));
     return program;
   }
 
@@ -346,7 +352,80 @@ inline void check_program(const Model& model, int text_len, size_t turn) {
   check_two_sequences(model, *all_tables().back(), text);
 }
 
+// The shares of the threads cover every column of QKV once, and in order.
+inline void test_qkv_shares() {
+  const int shapes[][3] = {{8, 2, 64}, {9, 3, 64}, {14, 2, 64}, {12, 2, 128}, {4, 1, 256}, {32, 32, 16}, {7, 7, 24}, {1, 1, 16}};
+  for (const auto& [num_heads, num_kv_heads, head_dim] : shapes) {
+    const Geometry g{100, 1, num_heads, num_kv_heads, head_dim, 1, 1, false};
+    const int first_key = num_heads * head_dim, first_value = first_key + num_kv_heads * head_dim;
+    for (int num_threads = 1; num_threads <= 70; num_threads++) {
+      int query = 0, key = first_key, value = first_value;
+      for (int thread = 0; thread < num_threads; thread++) {
+        const QkvShare mine = qkv_share(g, thread, num_threads);
+        CHECK(mine.queries.begin == query && mine.keys.begin == key && mine.values.begin == value &&
+                  mine.values.end >= value && mine.values.end % (head_dim % 16 ? head_dim : 16) == 0,
+              "%d heads, %d KV heads of %d: thread %d of %d", num_heads, num_kv_heads, head_dim, thread, num_threads);
+        query = mine.queries.end;
+        key = mine.keys.end;
+        value = mine.values.end;
+      }
+      CHECK(query == first_key && key == first_value && value == first_value + num_kv_heads * head_dim,
+            "%d heads, %d KV heads of %d on %d threads", num_heads, num_kv_heads, head_dim, num_threads);
+    }
+  }
+}
+
+// Programs that would read or write outside, or have something ignored.
+inline void test_program_refuses_instructions() {
+  using Change = void (*)(Instr&);
+  const Model model{SourceFormat::Q8_0, 4, 2, 16, false};
+  auto check = [&](const char* what, Instr instr, Change change) {
+    const auto program = model.bind_without_logits(reference(), 1);
+    change(instr);
+    bool is_refused = false;
+    try {
+      program->add(instr);
+    } catch (const std::invalid_argument&) {
+      is_refused = true;
+    }
+    CHECK(is_refused, "%s", what);
+  };
+  // Buffers: 0 the hidden state, 1 QKV, 2 attended, 3 inner. Matrices: 0 the embedding, 1 to 3 QKV, 4 o, 5 and 6 gate and
+  // up, 7 down. Vector 0 is a norm of the hidden state.
+  Instr gated, sum, logits, qkv;
+  gated.op = Op::Gated, gated.in = 0, gated.out = 3, gated.weights = {5, 6};
+  sum.op = Op::NormAdd, sum.in = 2, sum.residual = 0, sum.out = 0, sum.norm = 0;
+  logits.op = Op::Logits, logits.in = 0, logits.weights = {0};
+  qkv.op = Op::Linear, qkv.in = 0, qkv.out = 1, qkv.weights = {1, 2, 3}, qkv.layer = 0, qkv.rope = 0;
+  check("gate and up of other sizes", gated, [](Instr& i) { i.weights = {1, 2}; });
+  check("one matrix of a gate", gated, [](Instr& i) { i.weights = {5}; });
+  check("a residual of a gate", gated, [](Instr& i) { i.residual = 0; });
+  check("a bias of a gate", gated, [](Instr& i) { i.bias = 0; });
+  check("a sum without a norm", sum, [](Instr& i) { i.norm = -1; });
+  check("a sum with a matrix", sum, [](Instr& i) { i.weights = {0}; });
+  check("a sum of nothing", sum, [](Instr& i) { i.residual = -1; });
+  check("an embedding of another vocabulary", gated, [](Instr& i) { i.op = Op::Embed, i.in = -1, i.out = 0, i.weights = {4}; });
+  check("logits of another width", logits, [](Instr& i) { i.in = 3; });
+  check("logits into a buffer", logits, [](Instr& i) { i.out = 1; });
+  check("an unknown RoPE table", qkv, [](Instr& i) { i.rope = 1; });
+  check("a norm of neither one head nor all", qkv, [](Instr& i) { i.k_norm = 0; });
+  check("a layer without a cache", qkv, [](Instr& i) { i.layer = 2; });
+  check("an unknown vector", qkv, [](Instr& i) { i.bias = 99; });
+  check("a bias of another size", qkv, [](Instr& i) { i.bias = 0; });
+  check("no matrix", qkv, [](Instr& i) { i.weights = {}; });
+  const auto program = model.bind(reference(), 1);
+  bool is_refused = false;
+  try {
+    program->add(gated);
+  } catch (const std::invalid_argument&) {
+    is_refused = true;
+  }
+  CHECK(is_refused, "something after the logits");
+}
+
 inline void test_program() {
+  test_qkv_shares();
+  test_program_refuses_instructions();
   size_t turn = 0;
   for (const SourceFormat source : kSources) {
     // 16: heads are whole tiles; 24: they are not, and a vector is half empty.

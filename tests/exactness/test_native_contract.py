@@ -229,13 +229,13 @@ def compute(x: np.ndarray, norm: np.ndarray, head: Weight, inner: Weight | None 
     """norm and head of the rows of x, after x + x inner^T if there is an inner matrix."""
 
     def build(ops: Any) -> Any:
-        h = ops.embed(f32_weight("x", x))
+        h = ops.embed(f32_weight("x", np.resize(x, (head.shape[0], x.shape[1]))))
         if inner is not None:
             h = ops.linear_add(h, inner, h)
         return ops.logits(h, norm, EPS, head)
 
     spec = AttentionSpec(1, 1, 16, 0.25, "neox", (1.0,) * 8)
-    # Token ids are rows of x, so the vocabulary of the head is at least as long.
+    # Token ids are rows of x, of which there are at most as many as the head has.
     config = ExecutorConfig(head.shape[0], x.shape[1], 1, (spec,), len(x), 8, "f16", threads)
     return NativeExecutor(config, build).forward(chain_batch(range(len(x)), pages_for(len(x)))).logits.copy()
 
@@ -505,7 +505,7 @@ def test_line_12_halves_are_the_ieee_ones(isa: str) -> None:
     qkv[:, 32:] = values[:, None]  # the value of head 0; one row sees itself alone
 
     def build(ops: Any) -> Any:
-        x = ops.embed(f32_weight("x", qkv))
+        x = ops.embed(f32_weight("x", np.resize(qkv, (16, 48))))
         eye = [f32_weight(part, np.eye(48)[i * 16 : (i + 1) * 16] * 1.0) for i, part in enumerate("qkv")]
         scaled = ops.norm_linear(x, np.ones(48, np.float32), EPS, tuple(eye))
         return ops.logits(ops.attention(scaled, 0, spec), np.ones(16, np.float32), 1e-20, f32_weight("o", np.eye(16)))

@@ -60,7 +60,7 @@ def test_the_usual_formats_are_packed_and_not_expanded() -> None:
     assert FORMATS.keys() - PACKED_FORMATS == {"q2_k", "iq4_xs", "mxfp4"}
     assert FORMATS.keys() >= PACKED_FORMATS
     for fmt, bits in {"q4_k": 4.7, "q5_0": 5.6, "q5_k": 5.7, "q6_k": 6.6, "q8_0": 8.6, "q4_1": 5.1}.items():
-        toy = ToyLlama(num_layers=0, vocab_size=VOCAB, hidden_size=HIDDEN)
+        toy = ToyLlama(num_layers=0, vocab_size=64, hidden_size=HIDDEN)
         toy.weights["head"] = random_weight(fmt, 64, HIDDEN)
-        target = toy_executor(toy, num_layers=1, vocab_size=64)
+        target = toy_executor(toy, num_layers=1)
         assert target.weight_bytes <= bits / 8 * 64 * HIDDEN, fmt

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import forerun._native as _native
-from forerun.models.tokenizer import Tokenizer
 from forerun.ops import create_executor
 from forerun.ops.base import KvType
 from forerun.ops.torch import TorchExecutor
@@ -50,7 +49,7 @@ def torch_logits(path: Path, kv_type: KvType = "f32", quant: str = "auto", num: 
 def text_of(path: Path) -> list[int]:
     if path != DEMO:
         return TEXT
-    return [int(token) for token in Tokenizer.from_gguf(loaded(path).metadata).encode(DEMO_TEXT)]
+    return [int(token) for token in loaded(path).read_tokenizer().encode(DEMO_TEXT)]
 
 
 def tiny(tmp_path: Path, fmt: str, shape: str = "head size 16", tied: bool = True) -> Path:

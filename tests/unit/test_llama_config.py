@@ -223,4 +223,4 @@ def test_demo_model() -> None:
     assert (model.config.num_layers, model.config.head_dim) == (30, 64)
     assert model.attentions[29].inv_freq[16] == pytest.approx(100_000.0**-0.5)
     assert model.config.is_tied
-    assert len(model.metadata["tokenizer.ggml.tokens"]) == model.config.vocab_size  # type: ignore[arg-type]
+    assert model.read_tokenizer().vocab_size == model.config.vocab_size

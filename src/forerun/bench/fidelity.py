@@ -14,7 +14,6 @@ import numpy as np
 
 from forerun.bench.rows import bind, run_batch
 from forerun.models.loader import LoadedModel, load_model
-from forerun.models.tokenizer import Tokenizer
 from forerun.ops.base import Executor, KvType
 from forerun.types import Float32Array, Float64Array
 
@@ -51,7 +50,7 @@ def measure_fidelity(
     """Runs the packaged text through the model as served and, native too, through its float32 form with float32 KV.
 
     Args:
-        path: the GGUF file.
+        path: the GGUF file or Hugging Face folder.
         quant, kv_type, num_threads: as served.
         on_progress: called with the tokens done and their total.
 
@@ -71,7 +70,7 @@ def measure_fidelity(
 def text_token_ids(model: LoadedModel, max_tokens: int = MAX_TOKENS) -> list[int]:
     """The packaged text in the model's tokens, cut to max_tokens and to the model's context."""
     text = resources.files("forerun.bench").joinpath("text.txt").read_text(encoding="utf-8")
-    token_ids = Tokenizer.from_gguf(model.metadata).encode(text)
+    token_ids = model.read_tokenizer().encode(text)
     return token_ids[: min(max_tokens, model.config.context_length)]
 
 

@@ -22,7 +22,9 @@ app = typer.Typer(help="Measure kernels and decoding.", no_args_is_help=True)
 
 NUM_ROWS = tuple(range(1, 17))
 
-_Model = Annotated[str, typer.Argument(metavar="MODEL", help="A GGUF file or a name such as demo.")]
+_Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A GGUF file, a Hugging Face folder or a name such as demo.")
+]
 _Repeats = Annotated[int, typer.Option(min=1, help="Rounds; the median counts.")]
 
 

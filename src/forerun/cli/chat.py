@@ -15,7 +15,9 @@ from forerun.cli.session import Messages, Session, open_session
 
 
 def chat(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A GGUF file or a name such as demo.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A GGUF file, a Hugging Face folder or a name such as demo.")
+    ],
     sampling: SamplingOptions,
     speculation: SpeculationOptions,
     engine: EngineOptions,

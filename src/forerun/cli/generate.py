@@ -18,7 +18,9 @@ _STDIN = "-"
 
 
 def generate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A GGUF file or a name such as demo.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A GGUF file, a Hugging Face folder or a name such as demo.")
+    ],
     sampling: SamplingOptions,
     speculation: SpeculationOptions,
     engine: EngineOptions,

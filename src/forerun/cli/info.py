@@ -58,7 +58,9 @@ class ModelInfo:
 
 
 def info(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A GGUF file or a name such as demo.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A GGUF file, a Hugging Face folder or a name such as demo.")
+    ],
     load: LoadOptions,
     fidelity: Annotated[
         bool, typer.Option("--fidelity", help="Compare with the float32 model over a packaged text.")

@@ -45,7 +45,8 @@ def forerun(
 ) -> None:
     """Language models on your own machine: speculation that changes nothing but speed.
 
-    MODEL is a GGUF file, or what `forerun pull` has fetched: a name such as demo, or hf:org/name[:file].
+    MODEL is a GGUF file, a Hugging Face folder, or what `forerun pull` has fetched: a name such as demo, or
+    hf:org/name[:file].
     """
     if version:
         from forerun.ops.native import chosen_isa

@@ -15,10 +15,10 @@ from forerun.engine.request import Limits, Request, prepare
 from forerun.engine.step import MAX_STEP_NODES
 from forerun.errors import ConfigError, LoadError, RequestError
 from forerun.kv.pages import PageManager, num_pages_for
-from forerun.models.chat_template import ChatTemplate, encode_chat
+from forerun.models.chat_template import encode_chat
 from forerun.models.loader import load_model
 from forerun.models.pull import resolve_model
-from forerun.models.tokenizer import Tokenizer, check_text
+from forerun.models.tokenizer import check_text
 from forerun.ops import ExecutorConfig, create_executor
 from forerun.ops.base import Executor, KvType
 from forerun.sampling.distribution import RowSampler
@@ -41,7 +41,7 @@ class LLM:
     threads change the speed alone.
 
     Args:
-        model: a GGUF file, or a name that `forerun pull` knows; `demo` is fetched on first use.
+        model: a GGUF file, a Hugging Face folder, or a name that `forerun pull` knows; `demo` is fetched on first use.
         backend: `native` or `torch`.
         device: `cpu`, or for the torch backend `cuda` or `cuda:N`.
         quant: `auto` keeps the file's weights, `f32` expands them, `bf16`, `q8` or `q4` converts those that become
@@ -62,7 +62,7 @@ class LLM:
 
     Raises:
         ConfigError: an option is out of range, or the backend is not available.
-        LoadError: the file can't be read.
+        LoadError: a file can't be read.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class LLM:
         # Local on purpose: once the backend has packed the weights, the mapped file and what was converted may go.
         loaded = load_model(resolve_model(model, progress), quant, max_model_len or DEFAULT_MAX_MODEL_LEN)
         with _named(loaded.path):
-            self.tokenizer = Tokenizer.from_gguf(loaded.metadata)
-            self._chat_template = ChatTemplate.from_gguf(loaded.metadata, self.tokenizer)
+            self.tokenizer = loaded.read_tokenizer()
+            self._chat_template = loaded.read_chat_template(self.tokenizer)
         self.config = config = loaded.config
         default_len = min(config.context_length, DEFAULT_MAX_MODEL_LEN)
         max_len = _in_range("max_model_len", max_model_len, default_len, 2, config.context_length)
@@ -216,10 +216,12 @@ class LLM:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Puts the file's name before what is wrong with its metadata."""
+    """Puts the model's path before what is wrong with its tokenizer or template, unless it is named already."""
     try:
         yield
     except LoadError as error:
+        if str(path) in str(error):
+            raise
         raise LoadError(f"{path}: {error}") from error
 
 

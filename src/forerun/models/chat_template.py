@@ -67,6 +67,11 @@ class ChatTemplate:
             return None
         if not isinstance(source, str):
             raise LoadError(f"tokenizer.chat_template is of type {type(source).__name__}, but must be a string")
+        return cls.for_tokenizer(source, tokenizer)
+
+    @classmethod
+    def for_tokenizer(cls, source: str, tokenizer: Tokenizer) -> ChatTemplate:
+        """The template that writes this tokenizer's begin and end tokens; a LoadError as for the class."""
         bos = "" if tokenizer.bos_id is None else tokenizer.token_text(tokenizer.bos_id)
         eos = tokenizer.token_text(tokenizer.eos_ids[0]) if tokenizer.eos_ids else ""
         return cls(source, bos, eos)

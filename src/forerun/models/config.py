@@ -63,7 +63,7 @@ _ONLY_NEUTRAL: Mapping[str, tuple[MetadataValue, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Sizes and constants of a decoder. Set by `family.read_config`, which vouches for them.
+    """Sizes and constants of a decoder. Set by `family.read_config` and `hf_config.read_hf_config`; they vouch for it.
 
     Attributes:
         architecture: the registry's name for the model's family.

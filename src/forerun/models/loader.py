@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
 from forerun.errors import ConfigError
+from forerun.models.chat_template import ChatTemplate
 from forerun.models.config import ModelConfig
 from forerun.models.decoder import DecoderWeights, build_weights, forward, tensor_shapes
 from forerun.models.family import read_config
-from forerun.models.gguf import MetadataValue, read_gguf
+from forerun.models.gguf import read_gguf
+from forerun.models.hf_folder import open_folder
+from forerun.models.opened import OpenModel
 from forerun.models.registry import find_family
+from forerun.models.tokenizer import Tokenizer
 from forerun.models.weights import WeightSource, require_tensors
 from forerun.ops.base import AttentionSpec, Ops, Quant, T
 
@@ -25,10 +30,11 @@ class LoadedModel:
     """A model on the host, not yet bound to a backend. Set by `load_model`.
 
     Attributes:
-        path: the file it came from.
+        path: the file or folder it came from.
         config: its sizes and constants.
-        weights: its weights, views of the mapped file where the format was kept.
-        metadata: all of the file's metadata; the tokenizer and the chat template are in it.
+        weights: its weights, views of the mapped files where the format was kept.
+        read_tokenizer: makes the model's tokenizer; raises LoadError.
+        read_chat_template: makes its chat template for that tokenizer, None if it has none; raises LoadError.
         tensor_formats: how many of the loaded tensors have each format, most frequent first.
         num_parameters: weights of all tensors; a tied head counts once.
         weight_bytes: bytes of all tensors as loaded; a tied head counts once.
@@ -37,7 +43,8 @@ class LoadedModel:
     path: Path
     config: ModelConfig
     weights: DecoderWeights
-    metadata: Mapping[str, MetadataValue]
+    read_tokenizer: Callable[[], Tokenizer]
+    read_chat_template: Callable[[Tokenizer], ChatTemplate | None]
     tensor_formats: Mapping[str, int]
     num_parameters: int
     weight_bytes: int
@@ -53,36 +60,48 @@ class LoadedModel:
 
 
 def load_model(path: Path, quant: str = AUTO_QUANT, max_len: int | None = None) -> LoadedModel:
-    """Loads a GGUF file.
+    """Loads a GGUF file or a Hugging Face folder.
 
     Args:
-        path: the file.
-        quant: `auto` keeps every matrix as the file has it, `f32` expands all, `bf16`, `q8` or `q4` converts those
+        path: the file or the folder.
+        quant: `auto` keeps every matrix as it is stored, `f32` expands all, `bf16`, `q8` or `q4` converts those
             that become smaller by it (q4 keeps the embedding and the LM head at 8 bits).
         max_len: the longest text the model will run on, which decides between the frequencies of LongRoPE; None is
             its whole context.
 
     Raises:
         ConfigError: quant is none of these.
-        LoadError: the file can't be read, or holds something that is not supported.
+        LoadError: a file can't be read, or holds something that is not supported.
     """
     choice = parse_quant(quant)
-    file = read_gguf(path)
-    family = find_family(file)
-    config = read_config(file, family, max_len)
-    require_tensors(file, tensor_shapes(family, config, file.tensors.keys()))
-    weights = build_weights(WeightSource(file.tensors, choice), family, config)
+    model = open_folder(path, max_len) if path.is_dir() else _open_gguf(path, max_len)
+    weights = build_weights(WeightSource(model.tensors, choice), model.family, model.config)
     matrices, vectors = list(weights.matrices()), list(weights.vectors())
     formats = Counter([weight.format for weight in matrices] + ["f32"] * len(vectors))
     return LoadedModel(
         path=path,
-        config=config,
+        config=model.config,
         weights=weights,
-        metadata=file.metadata,
+        read_tokenizer=model.read_tokenizer,
+        read_chat_template=model.read_chat_template,
         tensor_formats=dict(formats.most_common()),
         num_parameters=sum(weight.shape[0] * weight.shape[1] for weight in matrices)
         + sum(vector.size for vector in vectors),
         weight_bytes=sum(weight.data.nbytes for weight in matrices) + sum(vector.nbytes for vector in vectors),
+    )
+
+
+def _open_gguf(path: Path, max_len: int | None) -> OpenModel:
+    file = read_gguf(path)
+    family = find_family(file)
+    config = read_config(file, family, max_len)
+    require_tensors(file, tensor_shapes(family, config, file.tensors.keys()))
+    return OpenModel(
+        family=family,
+        config=config,
+        tensors=file.tensors,
+        read_tokenizer=partial(Tokenizer.from_gguf, file.metadata),
+        read_chat_template=partial(ChatTemplate.from_gguf, file.metadata),
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from forerun.models.config import Keys
 from forerun.models.family import Family, alternating_attentions, full_attentions
-from forerun.models.rope import plain_rope
+from forerun.models.rope import DEFAULT_BASE, plain_rope
 from forerun.ops.base import AttentionSpec
 
 _PERIOD = 4
@@ -18,7 +18,7 @@ _PERIOD = 4
 def _attentions(keys: Keys, alike: AttentionSpec, context_length: int) -> Sequence[AttentionSpec]:
     if keys.window(context_length) is None:
         return full_attentions(keys, alike, context_length)
-    base = keys.number("rope.freq_base_swa", default=keys.number("rope.freq_base"))
+    base = keys.number("rope.freq_base_swa", default=keys.number("rope.freq_base", default=DEFAULT_BASE))
     local_rope = plain_rope(base, 2 * len(alike.inv_freq))
     return alternating_attentions(keys, alike, context_length, period=_PERIOD, local_rope=local_rope)
 

@@ -50,12 +50,13 @@ _CHUNK_BYTES = 1 << 20
 
 
 def resolve_model(name_or_path: str | Path, progress: Progress | None = None) -> Path:
-    """The file that a name or a path stands for.
+    """The file or the folder that a name or a path stands for.
 
     `demo` is fetched if it is missing; any other name must have been pulled before.
 
     Args:
-        name_or_path: a known model's name, `hf:org/name[:file]`, or the path of a GGUF file.
+        name_or_path: a known model's name, `hf:org/name[:file]`, or the path of a GGUF file or of a folder with a
+            config.json.
         progress: told about a download.
     Raises:
         ConfigError: there is no such file or name; says what would help.
@@ -75,10 +76,10 @@ def resolve_model(name_or_path: str | Path, progress: Progress | None = None) ->
     if name.startswith("hf:"):
         return _hub_file(name, is_offline=True)
     path = Path(name).expanduser()
-    if path.is_file():
+    if path.is_file() or (path / "config.json").is_file():
         return path
     if path.is_dir():
-        raise ConfigError(f"{path} is a folder, but must be a GGUF file")
+        raise ConfigError(f"{path} is a folder, but must be a GGUF file or hold a config.json and safetensors")
     raise ConfigError(
         f"{name!r} is neither a file nor a model's name; known names are {', '.join(sorted(KNOWN_MODELS))}"
     )

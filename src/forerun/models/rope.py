@@ -21,8 +21,8 @@ FREQ_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 
 _YARN_KEYS = ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")
-_DEFAULT_BASE = 10000.0  # Su et al. 2021, section 3.2.2
-_BETA_FAST, _BETA_SLOW = 32.0, 1.0  # Peng et al. 2023, arXiv 2309.00071, section 3.2, for Llama
+DEFAULT_BASE = 10000.0  # Su et al. 2021, section 3.2.2
+BETA_FAST, BETA_SLOW = 32.0, 1.0  # Peng et al. 2023, arXiv 2309.00071, section 3.2, for Llama
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def read_rope(keys: Keys, dim: int, context_length: int, max_len: int) -> Rope:
     Raises:
         LoadError: a type is unknown, or a setting is missing, impossible or contradicts another.
     """
-    plain = plain_rope(keys.number("rope.freq_base", default=_DEFAULT_BASE), dim)
+    plain = plain_rope(keys.number("rope.freq_base", default=DEFAULT_BASE), dim)
     kind = _scaling_type(keys)
     if kind != "yarn":
         for name in _YARN_KEYS:
@@ -71,7 +71,7 @@ def read_rope(keys: Keys, dim: int, context_length: int, max_len: int) -> Rope:
     if kind == "linear":
         rope = Rope(tuple(freq / _factor(keys) for freq in plain.inv_freq))
     elif kind == "yarn":
-        rope = _yarn(keys, plain, dim)
+        rope = _yarn(keys, plain)
     elif kind == "factors":
         rope = _divided(keys, plain, FREQ_FACTORS)
     elif kind == "longrope":
@@ -120,31 +120,55 @@ def _divided(keys: Keys, plain: Rope, name: str) -> Rope:
     return Rope(tuple(freq / factor for freq, factor in zip(plain.inv_freq, factors.tolist(), strict=True)))
 
 
-def _yarn(keys: Keys, plain: Rope, dim: int) -> Rope:
-    """YaRN (Peng et al. 2023, arXiv 2309.00071, section 3.4).
+def _yarn(keys: Keys, plain: Rope) -> Rope:
+    """YaRN; see `yarn_frequencies`.
 
-    Pairs that turn more than beta_fast times within the original context keep their frequency, those that turn less
-    than beta_slow times are slowed by the factor, a ramp lies between. cos and sin grow by 0.1 ln(factor) + 1, or by
-    `yarn_attn_factor` where a file has it: converters copy transformers' `attention_factor`, which replaces that term.
+    cos and sin grow by 0.1 ln(factor) + 1, or by `yarn_attn_factor` where a file has it: converters copy transformers'
+    `attention_factor`, which replaces that term.
     """
     factor = keys.number("rope.scaling.factor")
     original = keys.size("rope.scaling.original_context_length")
-    base = keys.number("rope.freq_base", default=_DEFAULT_BASE)
+    base = keys.number("rope.freq_base", default=DEFAULT_BASE)
     if base <= 1:
         raise keys.fail("rope.freq_base", f"is {base}, but YaRN needs more than 1")
     # Only a value above 0 means the same everywhere: at 0 llama.cpp also leaves out the growth of cos and sin.
     extrapolation = keys.number("rope.scaling.yarn_ext_factor", default=1.0)
+    beta_fast = keys.number("rope.scaling.yarn_beta_fast", default=BETA_FAST)
+    beta_slow = keys.number("rope.scaling.yarn_beta_slow", default=BETA_SLOW)
+    inv_freq = yarn_frequencies(plain, base, original, factor, (beta_fast, beta_slow), extrapolation)
+    growth = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
+    return Rope(inv_freq, keys.number("rope.scaling.yarn_attn_factor", default=growth))
+
+
+def yarn_frequencies(
+    plain: Rope, base: float, original: int, factor: float, betas: tuple[float, float], extrapolation: float = 1.0
+) -> tuple[float, ...]:
+    """Frequencies of YaRN (Peng et al. 2023, arXiv 2309.00071, section 3.4).
+
+    Pairs that turn more than beta_fast times within the original context keep their frequency, those that turn less
+    than beta_slow times are slowed by the factor, a ramp lies between.
+
+    Args:
+        plain: what is stretched.
+        base: of its frequencies, above 1.
+        original: positions before the stretching.
+        factor: how many times longer the context became.
+        betas: (beta_fast, beta_slow).
+        extrapolation: how much of the fast pairs' frequency is kept.
+    Returns:
+        [P] float64.
+    """
+    dim = 2 * len(plain.inv_freq)
 
     def pair_turning(beta: float) -> float:
         """The pair, as a fraction, that turns beta times within the original context."""
         return dim * math.log(original / (beta * 2 * math.pi)) / (2 * math.log(base))
 
-    low = max(math.floor(pair_turning(keys.number("rope.scaling.yarn_beta_fast", default=_BETA_FAST))), 0)
-    high = min(math.ceil(pair_turning(keys.number("rope.scaling.yarn_beta_slow", default=_BETA_SLOW))), dim - 1)
+    low = max(math.floor(pair_turning(betas[0])), 0)
+    high = min(math.ceil(pair_turning(betas[1])), dim - 1)
     inv_freq = []
     for pair, freq in enumerate(plain.inv_freq):
         ramp = min(max((pair - low) / max(high - low, 0.001), 0.0), 1.0)
         kept = (1 - ramp) * extrapolation
         inv_freq.append(freq / factor * (1 - kept) + freq * kept)
-    growth = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
-    return Rope(tuple(inv_freq), keys.number("rope.scaling.yarn_attn_factor", default=growth))
+    return tuple(inv_freq)

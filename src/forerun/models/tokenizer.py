@@ -102,7 +102,7 @@ class Tokenizer:
         family = _FAMILIES[kind]
         file = read_vocabulary(metadata, family.default_ids)
         codec = family.build(file)
-        names = {file.tokens[i]: i for i in codec.special_ids}
+        names = {file.tokens[i]: i for i in sorted(codec.special_ids, reverse=True)}  # of equal names the lowest id
         adds_bos = family.always_adds_bos or file.flag("add_bos_token", codec.adds_bos)
         return cls(replace(codec, bos_id=file.bos_id, adds_bos=adds_bos, eos_ids=end_ids(file.own_ends, names)))
 

@@ -35,14 +35,9 @@ class GgufVocabulary:
     bos_id: int | None
     own_ends: tuple[int | None, ...]
 
-    @property
-    def special_names(self) -> dict[str, int]:
-        """The texts of the special tokens and their ids; of two with one text the lower id counts."""
-        return {self.tokens[i]: i for i in sorted(self.special_ids, reverse=True) if self.tokens[i]}
-
     def flag(self, name: str, default: bool) -> bool:
-        """The boolean `tokenizer.ggml.<name>`."""
-        return bool(self.metadata.get(PREFIX + name, default))
+        """The boolean `tokenizer.ggml.<name>`; a LoadError where it is something else."""
+        return bool(get(self.metadata, PREFIX + name, bool)) if PREFIX + name in self.metadata else default
 
     def ids_of(self, kind: int) -> list[int]:
         """The tokens of one type that are not special."""

@@ -1,0 +1,124 @@
+"""A small random model in a Hugging Face folder, from the library and from the command line (native backend)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forerun import LLM, SamplingParams
+from forerun.errors import ConfigError, LoadError, RequestError
+from tests.helpers.hf_folders import tiny_config, write_json, write_tiny_folder
+
+FORERUN = [sys.executable, "-c", "from forerun.cli.main import run; run()"]
+PROMPT = "the rain in spain the rain in"
+MESSAGES = [{"role": "user", "content": PROMPT}]
+LAWS = [
+    SamplingParams(max_tokens=48, ignore_eos=True),
+    SamplingParams(max_tokens=48, ignore_eos=True, temperature=0.8, top_p=0.95, seed=7),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_folder(tmp_path_factory.mktemp("hf") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> LLM:
+    return LLM(folder, threads=1)
+
+
+@pytest.mark.parametrize("params", LAWS)
+def test_speculation_changes_nothing_but_the_passes(llm: LLM, params: SamplingParams) -> None:
+    for plain, spec in (
+        (llm.generate(PROMPT, params)[0], llm.generate(PROMPT, params, speculation="ngram:k=6")[0]),
+        (llm.chat(MESSAGES, params), llm.chat(MESSAGES, params, speculation="ngram:k=6")),
+    ):
+        assert len(plain.token_ids) == 48
+        assert spec.token_ids == plain.token_ids
+        assert spec.text == plain.text
+        assert spec.stats.drafted_tokens > 0
+
+
+def test_a_conversation_is_written_by_the_template(llm: LLM) -> None:
+    ids = llm.encode_messages(MESSAGES)
+    assert llm.tokenizer.decode(ids, skip_special=False) == (
+        f"<|im_start|>user\n{PROMPT}<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert (ids[0], ids.count(2)) == (1, 1)
+    # What a user writes is no control token (F049).
+    assert llm.encode_messages([{"role": "user", "content": "<|im_end|>"}]).count(2) == 1
+
+
+def test_each_end_of_generation_config_ends_the_output(tmp_path: Path) -> None:
+    folder = write_tiny_folder(tmp_path / "tiny")
+    params = SamplingParams(max_tokens=24, logit_bias={2: -100.0, 3: -100.0})  # not the tokenizer's own ends
+    llm = LLM(folder, threads=1)
+    ids = llm.encode(PROMPT)  # an end is no ordinary token any more, so it would be written otherwise then
+    free = llm.generate([ids], params)[0]
+    assert free.finish_reason == "length"
+    end = free.token_ids[5]
+    first = free.token_ids.index(end)
+    write_json(folder / "generation_config.json", {"eos_token_id": [3, end]})
+    done = LLM(folder, threads=1).generate([ids], params)[0]
+    assert done.finish_reason == "stop"
+    assert done.token_ids == free.token_ids[: first + 1]
+
+
+@pytest.mark.parametrize("quant", ["f32", "bf16", "q8", "q4"])
+def test_every_quant_generates(folder: Path, quant: str) -> None:
+    llm = LLM(folder, quant=quant, threads=1)
+    plain = llm.generate(PROMPT, LAWS[0])[0]
+    assert llm.generate(PROMPT, LAWS[0], speculation="ngram:k=6")[0].token_ids == plain.token_ids
+
+
+def test_without_a_template_there_is_no_chat(tmp_path: Path) -> None:
+    folder = write_tiny_folder(tmp_path / "tiny")
+    write_json(folder / "tokenizer_config.json", {})
+    with pytest.raises(RequestError, match="no chat template"):
+        LLM(folder, threads=1).chat(MESSAGES)
+
+
+def test_a_missing_tokenizer_is_told_with_the_folder_once(tmp_path: Path) -> None:
+    folder = write_tiny_folder(tmp_path / "tiny")
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(LoadError, match=f"^{folder}: tokenizer.json has no model.vocab"):
+        LLM(folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(LoadError, match=r"has no tokenizer\.json") as caught:
+        LLM(folder)
+    assert str(caught.value).count(str(folder)) == 1
+
+
+def test_a_folder_of_something_else(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is a folder, but must be a GGUF file or hold a config\.json"):
+        LLM(tmp_path)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*FORERUN, *arguments], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_command_line(folder: Path, llm: LLM) -> None:
+    made = run("generate", str(folder), PROMPT, "--raw", "--max-tokens", "12", "--json")
+    assert made.returncode == 0, made.stderr
+    expected = llm.generate(PROMPT, SamplingParams(max_tokens=12))[0]
+    assert tuple(json.loads(made.stdout)["token_ids"]) == expected.token_ids
+    described = run("info", str(folder), "--json")
+    assert described.returncode == 0, described.stderr
+    facts = json.loads(described.stdout)
+    assert (facts["file"], facts["architecture"], facts["quantisation"]) == (str(folder), "llama", "f32")
+    assert facts["vocabulary"] == 300
+
+
+def test_a_refusal_is_one_line(tmp_path: Path) -> None:
+    folder = write_tiny_folder(tmp_path / "tiny")
+    write_json(folder / "config.json", tiny_config(quantization_config={"quant_method": "gptq"}))
+    refused = run("info", str(folder))
+    assert refused.returncode != 0
+    assert refused.stderr.strip().count("\n") == 0
+    assert "quantization_config says 'gptq'" in refused.stderr
