@@ -3,6 +3,7 @@
 #include <immintrin.h>
 
 #include "decode_avx512.h"
+#include "gemm_blocks.h"
 
 namespace forerun {
 namespace {
@@ -109,28 +110,20 @@ constexpr int tiles_at_once() {
   return MR <= 2 ? 4 : MR <= 4 ? 3 : 1;
 }
 
-template <Format F, int MR>
-void gemm_rows(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts, int block, float* out, size_t ldo) {
-  constexpr int RB = tiles_at_once<MR>();
-  const BlockActs x(acts, block);
-  int t = 0;
-  for (; t + RB <= num_tiles; t += RB) gemm_block<MR, RB, F>(w, tile + t, x, out + 16 * t, ldo);
-  for (; t < num_tiles; t++) gemm_block<MR, 1, F>(w, tile + t, x, out + 16 * t, ldo);
-}
-
-template <Format F>
-void gemm_format(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts, float* out, size_t ldo) {
-  using Rows = void (*)(const PackedMatrix&, int, int, const Acts&, int, float*, size_t);
-  static constexpr Rows kRows[kBlockRows] = {gemm_rows<F, 1>, gemm_rows<F, 2>, gemm_rows<F, 3>, gemm_rows<F, 4>,
-                                             gemm_rows<F, 5>, gemm_rows<F, 6>, gemm_rows<F, 7>, gemm_rows<F, 8>};
-  for (int block = 0; block < acts.num_blocks(); block++)
-    kRows[acts.block_size(block) - 1](w, tile, num_tiles, acts, block, out + static_cast<size_t>(block) * kBlockRows * ldo,
-                                      ldo);
-}
+struct Rows {
+  template <Format F, int MR>
+  static void multiply(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts, int block, float* out, size_t ldo) {
+    constexpr int RB = tiles_at_once<MR>();
+    const BlockActs x(acts, block);
+    int t = 0;
+    for (; t + RB <= num_tiles; t += RB) gemm_block<MR, RB, F>(w, tile + t, x, out + 16 * t, ldo);
+    for (; t < num_tiles; t++) gemm_block<MR, 1, F>(w, tile + t, x, out + 16 * t, ldo);
+  }
+};
 
 inline void gemm_quads(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts, float* out, size_t ldo,
                        uint8_t*) {
-  with_format(w.format, [&](auto format) { gemm_format<decltype(format)::value>(w, tile, num_tiles, acts, out, ldo); });
+  gemm_blocks<Rows>(w, tile, num_tiles, acts, out, ldo);
 }
 
 }  // namespace

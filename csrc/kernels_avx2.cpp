@@ -1,6 +1,7 @@
 // AVX2: u4 times s8 with maddubs. Two 8-row halves per tile. Wider codes are two parts of at most four bits each.
 #include <immintrin.h>
 
+#include "gemm_blocks.h"
 #include "kernels.h"
 #include "simd_avx2.h"
 #include "float_kernels.h"
@@ -131,25 +132,17 @@ inline void gemm_half(const PackedMatrix& w, const uint8_t* tile, int rows, cons
   for (int m = 0; m < MR; m++) _mm256_storeu_ps(out + m * ldo + 8 * rows, f[m]);
 }
 
-template <Format F, int MR>
-void gemm_rows(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts, int block, float* out, size_t ldo) {
-  for (int t = 0; t < num_tiles; t++)
-    for (int rows = 0; rows < 2; rows++)
-      gemm_half<MR, F>(w, w.tile(tile + t), rows, acts, block, out + 16 * t, ldo);
-}
-
-template <Format F>
-void gemm_format(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts, float* out, size_t ldo) {
-  using Rows = void (*)(const PackedMatrix&, int, int, const Acts&, int, float*, size_t);
-  static constexpr Rows kRows[kBlockRows] = {gemm_rows<F, 1>, gemm_rows<F, 2>, gemm_rows<F, 3>, gemm_rows<F, 4>,
-                                             gemm_rows<F, 5>, gemm_rows<F, 6>, gemm_rows<F, 7>, gemm_rows<F, 8>};
-  for (int block = 0; block < acts.num_blocks(); block++)
-    kRows[acts.block_size(block) - 1](w, tile, num_tiles, acts, block, out + static_cast<size_t>(block) * kBlockRows * ldo,
-                                      ldo);
-}
+struct Rows {
+  template <Format F, int MR>
+  static void multiply(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts, int block, float* out, size_t ldo) {
+    for (int t = 0; t < num_tiles; t++)
+      for (int rows = 0; rows < 2; rows++)
+        gemm_half<MR, F>(w, w.tile(tile + t), rows, acts, block, out + 16 * t, ldo);
+  }
+};
 
 void gemm_quant(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts, float* out, size_t ldo, uint8_t*) {
-  with_format(w.format, [&](auto format) { gemm_format<decltype(format)::value>(w, tile, num_tiles, acts, out, ldo); });
+  gemm_blocks<Rows>(w, tile, num_tiles, acts, out, ldo);
 }
 
 KernelTable make_table() {

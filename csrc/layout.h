@@ -29,7 +29,6 @@ enum class Format : int {
   Q5K = 6,  // w = (d * scale) * x - (dmin * min)               Q5_K
   Q6K = 7,  // w = (d * scale of its half group) * (x - 32)     Q6_K, Q3_K
 };
-constexpr int kNumFormats = 8;
 
 constexpr int code_bits(Format f) {
   return f == Format::Q4 || f == Format::Q4K ? 4 : f == Format::Q6K ? 6 : f == Format::Q8 ? 8 : 5;
