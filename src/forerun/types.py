@@ -6,7 +6,7 @@ Shape legend: M rows of a step, R rows whose logits are wanted, S sequences of a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from numbers import Integral, Real
 from typing import Any, Literal
 
@@ -302,6 +302,30 @@ class ForwardOutput:
     argmax: Int32Array
 
 
+# Why a step drafted what it did: `fixed` nodes were asked for whatever they cost, `pays` and `plain` answer what was
+# proposed, `probe` refreshes what is known of a drafter that doesn't pay, `silent` had no proposal.
+DecisionReason = Literal["fixed", "pays", "plain", "probe", "silent"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the controller expected of a step when it chose the nodes. Set by `control`.
+
+    Attributes:
+        reason: why these nodes and no others.
+        num_proposed: nodes the drafters proposed, merged; the draft holds those that were kept.
+        expected_tokens: tokens the step should emit.
+        expected_s: seconds the step should take; None while costs aren't measured.
+        price_tok_per_s: tokens per second the engine makes otherwise, which a node must beat; None likewise.
+    """
+
+    reason: DecisionReason
+    num_proposed: int
+    expected_tokens: float
+    expected_s: float | None
+    price_tok_per_s: float | None
+
+
 @dataclass(frozen=True, slots=True)
 class StepTimings:
     """Where one step's time went, in seconds of a monotonic clock."""
@@ -326,6 +350,7 @@ class StepRecord:
         verdict: what was accepted and what followed.
         emitted: ids that went to the caller after stop handling.
         timings: measured times.
+        decision: why this was drafted; None where nobody could draft.
     """
 
     step: int
@@ -337,6 +362,7 @@ class StepRecord:
     verdict: Verdict
     emitted: tuple[int, ...]
     timings: StepTimings
+    decision: Decision | None = None
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for one line of a trace file."""
@@ -371,6 +397,7 @@ class StepRecord:
                 "score": self.verdict.next_score,
             },
             "emitted": list(self.emitted),
+            "decision": None if self.decision is None else asdict(self.decision),
             "timings": {
                 "draft_s": self.timings.draft_s,
                 "forward_s": self.timings.forward_s,

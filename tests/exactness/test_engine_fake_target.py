@@ -10,11 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forerun.drafters.spec import Speculation
+from forerun.drafters.base import Budget, Proposal
 from forerun.sampling.history import History
 from forerun.sampling.reference import ReferenceSampler
 from forerun.types import MAX_DRAFT_NODES, Draft, SamplingParams
-from tests.helpers.engines import EOS, Answer, FakeEngine, Scripted, decode_naively, right, tree, wrong_from
+from tests.helpers.engines import (
+    EOS,
+    Answer,
+    FakeEngine,
+    QuietDrafter,
+    Scripted,
+    decode_naively,
+    right,
+    tree,
+    wrong_from,
+)
 from tests.helpers.fake_target import VOCAB_SIZE, prefix_logits
 
 SEED = 12345
@@ -75,7 +85,7 @@ def test_every_parameter_with_every_kind_of_draft(engine: FakeEngine, name: str)
     for plan in plans:
         assert Answer.of(engine.run(PROMPT, params, scripted(expected, plan))) == expected
     for spec in ("ngram:k=8,policy=fixed", "ngram:k=3,min=1,max=2"):
-        assert Answer.of(engine.run(PROMPT, params, Speculation.parse(spec).create)) == expected
+        assert Answer.of(engine.run(PROMPT, params, spec)) == expected
 
 
 @pytest.mark.parametrize("k", [1, 2, 4, 8, 16])
@@ -87,7 +97,7 @@ def test_f001_f002_every_k_and_chunk(name: str, chunk: int, k: int) -> None:
     expected = decode_naively(PROMPT, params, SEED)
     assert Answer.of(engine.run(PROMPT, params, scripted(expected, right(k)))) == expected
     assert Answer.of(engine.run(PROMPT, params, scripted(expected, tree(k, k)))) == expected
-    assert Answer.of(engine.run(PROMPT, params, Speculation.parse(f"ngram:k={k},policy=fixed").create)) == expected
+    assert Answer.of(engine.run(PROMPT, params, f"ngram:k={k},policy=fixed")) == expected
 
 
 @pytest.mark.parametrize("num_prompt", [1, 2, 15, 16, 17, 31, 32, 33])
@@ -106,7 +116,7 @@ def test_f001_f018_lookup_on_any_text(engine: FakeEngine, prompt: list[int], spe
     for name in ("greedy", "eos"):
         params = params_of(name)
         expected = decode_naively(prompt, params, SEED)
-        assert Answer.of(engine.run(prompt, params, Speculation.parse(spec).create)) == expected
+        assert Answer.of(engine.run(prompt, params, spec)) == expected
 
 
 def test_f006_seeds_reproduce_and_differ(engine: FakeEngine) -> None:
@@ -122,7 +132,7 @@ def test_f006_seeds_reproduce_and_differ(engine: FakeEngine) -> None:
 
 def test_f008_top_k_1_is_greedy(engine: FakeEngine) -> None:
     greedy = engine.run(PROMPT, params_of("greedy"))
-    sampled = engine.run(PROMPT, params_of("sampled", top_k=1), Speculation.parse("ngram").create)
+    sampled = engine.run(PROMPT, params_of("sampled", top_k=1), "ngram")
     assert sampled.token_ids == greedy.token_ids
 
 
@@ -212,7 +222,7 @@ def test_f020_stop_strings(engine: FakeEngine, stop: tuple[str, ...], name: str)
 
 def test_padding_ids_have_no_text(engine: FakeEngine) -> None:
     params = params_of("greedy", logit_bias={31: 100.0}, max_tokens=3)
-    completion = engine.run(PROMPT, params, Speculation.parse("ngram:policy=fixed").create)
+    completion = engine.run(PROMPT, params, "ngram:policy=fixed")
     assert completion.token_ids == (31, 31, 31)
     assert completion.text == ""
 
@@ -242,12 +252,9 @@ def test_token_rule_keeps_the_law_through_the_engine() -> None:
     expected = second_token_law(4, params)
     likely = int(expected.argmax())
 
-    class Guess:
-        def propose(self, max_nodes: int) -> Draft:
-            return Draft.chain((likely,), "guess")
-
-        def advance(self, token_ids: Any) -> None:
-            pass
+    class Guess(QuietDrafter):
+        def propose(self, budget: Budget) -> Proposal:
+            return Proposal(Draft.chain((likely,), "guess"), (0,))
 
     engine = FakeEngine(max_model_len=16)
     counts = np.zeros(VOCAB_SIZE)

@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from forerun.drafters.base import DraftContext, Drafter
+from forerun.control.cost import CostCurve, StepCosts
+from forerun.control.speculator import Speculator
+from forerun.drafters.base import Budget, DraftContext, Drafter, DraftTarget, Policy, Proposal
+from forerun.drafters.spec import Speculation
 from forerun.engine.completion import Completion, StreamEvent
 from forerun.engine.engine import Engine
 from forerun.engine.request import Limits, prepare
@@ -18,7 +21,7 @@ from forerun.kv.pages import PageManager, num_pages_for
 from forerun.sampling.distribution import NO_IDS
 from forerun.sampling.history import History
 from forerun.sampling.reference import ReferenceSampler
-from forerun.types import Draft, SamplingParams, TokenLogprob, VerifyRule
+from forerun.types import Draft, ForwardOutput, SamplingParams, TokenLogprob, VerifyRule
 from tests.helpers.fake_target import VOCAB_SIZE, FakeTarget, prefix_logits
 
 EOS = 0
@@ -40,6 +43,28 @@ class FakeTokenizer:
         return _BYTES[token_id]
 
 
+@dataclass
+class ScriptedSource:
+    """A drafter of a test's own; what it proposes is verified whole."""
+
+    make: Callable[[DraftContext], Drafter]
+    name: str = "scripted"
+    policy: Policy = "fixed"
+    priors: tuple[float, ...] = (0.5,)
+    reads_rows: bool = False
+    is_free: bool = True
+    memory_bytes: int = 0
+
+    def open(self, context: DraftContext) -> Drafter:
+        return self.make(context)
+
+    def clear(self) -> None:
+        pass
+
+
+Drafts = str | Callable[[DraftContext], Drafter] | None
+
+
 class FakeEngine:
     """Runs requests on a `FakeTarget`; one object for many, so that every request finds a used cache."""
 
@@ -47,18 +72,31 @@ class FakeEngine:
         self.limits = Limits(VOCAB_SIZE, max_model_len, frozenset({EOS}))
         self.pages = PageManager(num_pages_for(max_model_len))
         self.target = FakeTarget(self.pages.num_pages)
-        self.engine = Engine(self.target, ReferenceSampler(VOCAB_SIZE), FakeTokenizer(), self.pages, chunk)  # type: ignore[arg-type]
+        self.sampler, self.tokenizer = ReferenceSampler(VOCAB_SIZE), FakeTokenizer()
+        self.engine = Engine(self.target, self.sampler, self.tokenizer, self.pages, chunk)  # type: ignore[arg-type]
+
+    def speculator(self, drafts: Drafts) -> Speculator | None:
+        """Whoever drafts: a spec, what makes a request's drafter, or nobody. A row more costs a twentieth."""
+        if drafts is None:
+            return None
+        target = DraftTarget(self.target, self.sampler, self.tokenizer, VOCAB_SIZE, self.limits.max_model_len)  # type: ignore[arg-type]
+        if isinstance(drafts, str):
+            sources = [options.bind(target) for options in Speculation.parse(drafts).drafters]
+        else:
+            sources = [ScriptedSource(drafts)]
+        curve = CostCurve((1, 64), (1e-3, 4e-3), 0, 0.0, 0.0)
+        return Speculator(sources, lambda: StepCosts(curve))
 
     def events(
         self,
         prompt: Sequence[int],
         params: SamplingParams,
-        make_drafter: Callable[[DraftContext], Drafter] | None = None,
+        drafts: Drafts = None,
         rule: VerifyRule = "coupled",
         noise_key: int | None = None,
     ) -> list[StreamEvent]:
         request = prepare(prompt, params, rule, self.limits, noise_key)
-        events = list(self.engine.run(request, make_drafter))
+        events = list(self.engine.run(request, self.speculator(drafts)))
         self.pages.check_integrity()
         assert self.pages.num_free == self.pages.num_pages
         return events
@@ -67,11 +105,11 @@ class FakeEngine:
         self,
         prompt: Sequence[int],
         params: SamplingParams,
-        make_drafter: Callable[[DraftContext], Drafter] | None = None,
+        drafts: Drafts = None,
         rule: VerifyRule = "coupled",
         noise_key: int | None = None,
     ) -> Completion:
-        completion = self.events(prompt, params, make_drafter, rule, noise_key)[-1].completion
+        completion = self.events(prompt, params, drafts, rule, noise_key)[-1].completion
         assert completion is not None
         return completion
 
@@ -128,8 +166,21 @@ def _text(token_ids: Sequence[int], *, is_final: bool) -> str:
 Plan = Callable[[list[int], int], Draft]  # (what will follow, max nodes) -> draft
 
 
+class QuietDrafter:
+    """A drafter that keeps nothing; subclasses propose."""
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        pass
+
+    def observe(self, draft: Draft, rows: ForwardOutput) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 @dataclass
-class Scripted:
+class Scripted(QuietDrafter):
     """Drafts from knowledge of what plain decoding emits.
 
     Attributes:
@@ -145,9 +196,10 @@ class Scripted:
     def __call__(self, context: DraftContext) -> Drafter:
         return Scripted(self.truth, self.plan)
 
-    def propose(self, max_nodes: int) -> Draft:
-        self.asked.append(max_nodes)
-        return self.plan(list(self.truth[self.num_advanced :]), max_nodes)
+    def propose(self, budget: Budget) -> Proposal:
+        self.asked.append(budget.max_nodes)
+        draft = self.plan(list(self.truth[self.num_advanced :]), budget.max_nodes)
+        return Proposal(draft, (0,) * draft.num_nodes)
 
     def advance(self, token_ids: Sequence[int]) -> None:
         assert list(token_ids) == list(self.truth[self.num_advanced : self.num_advanced + len(token_ids)])

@@ -9,15 +9,15 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from forerun import LLM, Completion, SamplingParams
-from forerun.drafters.base import DraftContext, Drafter
+from forerun.drafters.base import DraftTarget
 from forerun.drafters.spec import Speculation
 from forerun.types import Draft
-from tests.helpers.engines import Answer, Plan, Scripted
+from tests.helpers.engines import Answer, Plan, Scripted, ScriptedSource
 
 TAIL = 80  # drafted tokens beyond the end of an output, which must never come out
 
@@ -33,6 +33,8 @@ def open_llm(path: str | Path, isa: str, **options: Any) -> LLM:
 class Script:
     """The settings of a scripted drafter, as `Speculation` holds them."""
 
+    name: ClassVar[str] = "scripted"
+
     truth: tuple[int, ...]
     plan: Plan
 
@@ -40,14 +42,14 @@ class Script:
     def is_off(self) -> bool:
         return False
 
-    def create(self, context: DraftContext) -> Drafter:
-        return Scripted(self.truth, self.plan)
+    def bind(self, target: DraftTarget) -> ScriptedSource:
+        return ScriptedSource(lambda context: Scripted(self.truth, self.plan))
 
 
 def scripted(token_ids: Sequence[int], plan: Plan, vocab_size: int) -> Speculation:
     """Speculation by a drafter that knows the output, and goes on with random ids where it ends."""
     rng = random.Random(len(token_ids))
-    return Speculation("scripted", Script((*token_ids, *(rng.randrange(vocab_size) for _ in range(TAIL))), plan))
+    return Speculation((Script((*token_ids, *(rng.randrange(vocab_size) for _ in range(TAIL))), plan),))
 
 
 def noise(k: int, vocab_size: int, seed: int = 0) -> Plan:

@@ -1,16 +1,14 @@
 """Records, counts, streams and what a failing or abandoned request leaves behind: nothing."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from forerun.drafters.base import DraftContext
-from forerun.drafters.spec import Speculation
+from forerun.drafters.base import Budget, DraftContext, Proposal
 from forerun.engine.request import prepare
 from forerun.errors import EngineFault, RequestError
 from forerun.types import Batch, Draft, ForwardOutput, SamplingParams
-from tests.helpers.engines import Answer, FakeEngine, Scripted, decode_naively, right, wrong_from
+from tests.helpers.engines import Answer, FakeEngine, QuietDrafter, Scripted, decode_naively, right, wrong_from
 
 PROMPT = [3, 4, 5, 6, 3, 4, 5]
 PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
@@ -118,18 +116,15 @@ def test_a_failing_pass_breaks_its_request_only(
     assert works(engine)
 
 
-class Misbehaving:
+class Misbehaving(QuietDrafter):
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
 
     def __call__(self, context: DraftContext) -> "Misbehaving":
         return self
 
-    def propose(self, max_nodes: int) -> Draft:
-        return self._draft
-
-    def advance(self, token_ids: Sequence[int]) -> None:
-        pass
+    def propose(self, budget: Budget) -> Proposal:
+        return Proposal(self._draft, (0,) * self._draft.num_nodes)
 
 
 @pytest.mark.parametrize(
@@ -147,14 +142,13 @@ def test_a_drafter_that_breaks_its_promises_is_a_fault(engine: FakeEngine, draft
 
 
 def test_f024_a_request_before_changes_nothing_about_the_next_ones_drafts(engine: FakeEngine) -> None:
-    make = Speculation.parse("ngram").create
     params = SamplingParams(max_tokens=60, ignore_eos=True)
     short, long = [7, 8, 7], [3, 4, 5, 6, 8, 9] * 20
-    fresh = [event.record.draft for event in FakeEngine().events(short, params, make)]
+    fresh = [event.record.draft for event in FakeEngine().events(short, params, "ngram:policy=fixed")]
     used = FakeEngine()
     for _ in range(2):
-        used.run(long, params, make)
-        assert [event.record.draft for event in used.events(short, params, make)] == fresh
+        used.run(long, params, "ngram:policy=fixed")
+        assert [event.record.draft for event in used.events(short, params, "ngram:policy=fixed")] == fresh
 
 
 def test_a_full_cache_is_refused_and_harms_nothing(engine: FakeEngine) -> None:

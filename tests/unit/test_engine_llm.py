@@ -8,10 +8,10 @@ import pytest
 
 import forerun
 from forerun import LLM, ConfigError, RequestError, SamplingParams
-from forerun.engine.request import prepare
 from forerun.types import StepRecord
-from tests.helpers.engines import Scripted, tree
+from tests.helpers.engines import tree
 from tests.helpers.gguf_files import write_tiny_llama
+from tests.helpers.scripted import scripted
 
 PROMPT = "the cat and the dog and the cat and the"
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True, logprobs=2)
@@ -66,13 +66,12 @@ def test_trees_move_what_was_accepted(path: Path, backend: str) -> None:
     params = SamplingParams(max_tokens=24, ignore_eos=True, logprobs=2)
     prompt = model.tokenizer.encode(PROMPT)
     (plain,) = model.generate(prompt, params)
-    drafter = Scripted([*plain.token_ids, *[1] * 40], tree(12, 4))
-    *_, last = model.engine.run(prepare(prompt, params, "coupled", model.limits), drafter)
-    assert last.completion is not None
-    assert last.completion.token_ids == plain.token_ids
-    assert last.completion.stats.accepted_tokens > 5
+    speculation = scripted(plain.token_ids, tree(12, 4), model.limits.vocab_size)
+    (drafted,) = model.generate(prompt, params, speculation=speculation)
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.accepted_tokens > 5
     if backend == "native":
-        assert last.completion.logprobs == plain.logprobs
+        assert drafted.logprobs == plain.logprobs
 
 
 def test_chat_uses_the_template(llm: LLM) -> None:
@@ -118,7 +117,7 @@ def test_a_closed_stream_frees_the_model(llm: LLM) -> None:
         ([-1], {}, "must be a token id"),
         ([[1], 5], {}, r"prompts\[1\] is 5, but must be a text or a list of token ids"),
         ([1] * 256, {}, "has 256 tokens.*limit of 256"),
-        (PROMPT, {"speculation": "eagle"}, "known are: off, ngram"),
+        (PROMPT, {"speculation": "eagle"}, "known are: off, auto, ngram"),
         (PROMPT, {"speculation": "ngram:k=1000"}, "k is 1000"),
         (PROMPT, {"verify": "typical"}, "must be one of: coupled, token"),
         (PROMPT, {"params": SamplingParams(temperature=1.0, seed=1), "verify": "token"}, "seed is 1"),

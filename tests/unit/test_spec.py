@@ -1,11 +1,8 @@
 import pytest
 
-from forerun.drafters.base import DraftContext
-from forerun.drafters.ngram import NgramDrafter, NgramOptions
+from forerun.drafters.ngram import NgramOptions
 from forerun.drafters.spec import OFF, Speculation
 from forerun.errors import ConfigError
-
-CONTEXT = DraftContext((1, 2, 1), frozenset())
 
 
 @pytest.mark.parametrize("spec", ["off", "ngram:k=0", "ngram:k=0,policy=fixed"])
@@ -13,24 +10,24 @@ def test_off(spec: str) -> None:
     speculation = Speculation.parse(spec)
     assert speculation == OFF
     assert speculation.is_off
-    assert speculation.create(CONTEXT) is None
     assert str(speculation) == "off"
 
 
 def test_ngram_defaults_and_settings() -> None:
-    assert Speculation.parse("ngram").options == NgramOptions()
-    assert Speculation.parse("ngram:").options == NgramOptions()
+    assert Speculation.parse("ngram").drafters == (NgramOptions(),)
+    assert Speculation.parse("ngram:").drafters == (NgramOptions(),)
     speculation = Speculation.parse(" ngram:k=12, min=2,max = 3,policy=fixed")
-    assert speculation.options == NgramOptions(k=12, min=2, max=3, policy="fixed")
-    assert isinstance(speculation.create(CONTEXT), NgramDrafter)
+    assert speculation.drafters == (NgramOptions(k=12, min=2, max=3, policy="fixed"),)
 
 
-def test_every_request_gets_its_own_drafter() -> None:
-    speculation = Speculation.parse("ngram")
-    assert speculation.create(CONTEXT) is not speculation.create(CONTEXT)
+def test_auto_is_a_choice_of_drafters_that_cost_next_to_nothing() -> None:
+    speculation = Speculation.parse("auto")
+    assert speculation.is_auto
+    assert not speculation.is_off
+    assert str(speculation) == "auto"
 
 
-@pytest.mark.parametrize("spec", ["off", "ngram", "ngram:k=3", "ngram:k=1,min=2,max=2,policy=fixed"])
+@pytest.mark.parametrize("spec", ["off", "auto", "ngram", "ngram:k=3", "ngram:k=1,min=2,max=2,policy=fixed"])
 def test_text_reads_back(spec: str) -> None:
     speculation = Speculation.parse(spec)
     assert Speculation.parse(str(speculation)) == speculation
@@ -39,8 +36,10 @@ def test_text_reads_back(spec: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("", "speculation '' is unknown; known are: off, ngram"),
-        ("auto", "speculation 'auto' is unknown; known are: off, ngram"),
+        ("", "speculation '' is unknown; known are: off, auto, ngram"),
+        ("auto:k=3", "'auto' takes no settings, but has 'k=3'"),
+        ("auto+ngram", "'auto' can't be combined"),
+        ("ngram+off", "'off' can't be combined"),
         ("eagle", "'eagle' is unknown"),
         ("NGRAM", "'NGRAM' is unknown"),
         ("off:k=1", "takes no settings"),
@@ -54,7 +53,7 @@ def test_text_reads_back(spec: str) -> None:
         ("ngram:min=3,max=2", "min is 3"),
         ("ngram:max=500", "max is 500, but must be between 1 and 16"),
         ("ngram:policy=clever", "adaptive or fixed"),
-        ("ngram+ngram", r"names 2 drafters \(ngram, ngram\), but only one can run"),
+        ("ngram+ngram", "names drafter ngram twice"),
         ("ngram+eagle", "'eagle' is unknown"),
     ],
 )

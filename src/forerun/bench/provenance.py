@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from forerun import __version__
+from forerun.machine import cpu_model
 
 _ROOT = Path(__file__).resolve().parents[3]
 
@@ -27,20 +28,11 @@ def provenance(model_path: Path) -> dict[str, Any]:
         "python": platform.python_version(),
         "numpy": np.__version__,
         "system": f"{platform.system()} {platform.machine()}",
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cpus": len(os.sched_getaffinity(0)),
         "model": model_path.name,
         "model_bytes": model_path.stat().st_size,
     }
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or "unknown"
 
 
 def _commit() -> str | None:

@@ -1,17 +1,42 @@
 """What a drafter is.
 
-A drafter lives as long as one request: it is made from the prompt, hears of every token the request emits, and is
-dropped with it. What it learns therefore cannot reach another request. It never sees logits or verdicts: the tokens
-that were emitted say which proposals were right, drafted or not.
+Three things, by how long they live. `DrafterOptions` are what a user wrote. A `DrafterSource` belongs to a loaded
+target: it holds what requests share, such as a second model or an index of past outputs. A `Drafter` belongs to one
+request: it is opened with the request, hears of every token that is emitted, and is closed with it. Nobody here
+decides: a drafter proposes, `control` chooses among proposals, `verify` judges.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Literal, Protocol
 
-from forerun.types import Draft
+from forerun.models.tokenizer import Tokenizer
+from forerun.ops.base import Executor
+from forerun.sampling.distribution import RowSampler
+from forerun.types import Draft, ForwardOutput, NoiseStream, SamplingParams
+
+Policy = Literal["adaptive", "fixed"]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTarget:
+    """The model that is drafted for, as a source may know it. Set when the model is loaded.
+
+    Attributes:
+        executor: the bound model.
+        sampler: makes laws of its logits and draws from them.
+        tokenizer: text to ids and back.
+        vocab_size: ids are below this.
+        max_model_len: tokens of prompt and output at most.
+    """
+
+    executor: Executor
+    sampler: RowSampler
+    tokenizer: Tokenizer
+    vocab_size: int
+    max_model_len: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,27 +46,128 @@ class DraftContext:
     Attributes:
         prompt_token_ids: the prompt, not empty.
         end_ids: ids that end the output, so that nothing can follow them.
+        params: the request's parameters; a drafter that samples may follow their law.
+        noise_key: key of the request's noise.
+        stream: the noise that sampled nodes must be drawn from, by the request's verification rule.
+        max_len: tokens of prompt and output at most.
+        prediction: ids of a text the caller expects, empty without one.
+        salt: requests of one salt may learn from each other; others must not.
     """
 
     prompt_token_ids: Sequence[int]
     end_ids: frozenset[int]
+    params: SamplingParams
+    noise_key: int
+    stream: NoiseStream
+    max_len: int
+    prediction: tuple[int, ...] = ()
+    salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a proposal may be. Set by the controller for each step.
+
+    Attributes:
+        max_nodes: nodes at most, at least 1.
+        min_survival: a further draft step pays only if the nodes it adds survive with at least this probability.
+            Drafters whose steps cost nothing ignore it: their nodes are chosen among afterwards.
+        rate: estimated acceptance of a node, given its parent's, by acceptance cell.
+    """
+
+    max_nodes: int
+    min_survival: float
+    rate: Callable[[int], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What a drafter proposes for one step.
+
+    Attributes:
+        draft: the nodes.
+        cells: per node its cell of the source's acceptance table: nodes of a cell are right about equally often.
+        num_steps: draft passes it took; 0 for drafters without a model.
+    """
+
+    draft: Draft
+    cells: tuple[int, ...]
+    num_steps: int = 0
+
+
+NOTHING = Proposal(Draft(), ())
 
 
 class Drafter(Protocol):
     """Proposes tokens for one request."""
 
-    def propose(self, max_nodes: int) -> Draft:
+    def propose(self, budget: Budget) -> Proposal:
         """Proposes what may follow the committed tokens.
 
-        Args:
-            max_nodes: nodes at most; at least 1.
-
         Returns:
-            A tree of at most max_nodes nodes, empty when there is nothing to propose.
+            A tree of at most budget.max_nodes nodes, empty when there is nothing to propose.
         """
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Takes in tokens that are committed now; called once per step, also where nothing was proposed."""
 
+    def observe(self, draft: Draft, rows: ForwardOutput) -> None:
+        """Sees a target pass before its tokens are committed; called only where the source `reads_rows`.
 
-DrafterFactory = Callable[[DraftContext], Drafter]
+        Args:
+            draft: what was verified, by whomever proposed.
+            rows: row 0 is the last committed token's, row 1 + i that of node i.
+        """
+
+    def close(self) -> None:
+        """The request is over, finished or not."""
+
+
+class DrafterSource(Protocol):
+    """A drafter bound to a target, with what its requests share.
+
+    Attributes:
+        name: of the drafter, for records.
+        policy: `fixed` proposals are verified whole, of `adaptive` ones what pays.
+        priors: starting acceptance of each cell.
+        reads_rows: whether its drafters want to see the target's rows.
+        is_free: whether a proposal costs next to nothing, so that it is always asked for.
+    """
+
+    name: str
+    policy: Policy
+    priors: tuple[float, ...]
+    reads_rows: bool
+    is_free: bool
+
+    def open(self, context: DraftContext) -> Drafter:
+        """A drafter for one request.
+
+        Raises:
+            RequestError: the request asks for something this drafter can't do.
+        """
+
+    def clear(self) -> None:
+        """Forgets what earlier requests left behind."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held for all requests together."""
+
+
+class DrafterOptions(Protocol):
+    """Settings of one drafter: a frozen dataclass of int, float and str fields, which are the keys of its spec."""
+
+    name: ClassVar[str]
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the settings say that nothing is proposed."""
+
+    def bind(self, target: DraftTarget) -> DrafterSource:
+        """The drafter for a loaded target.
+
+        Raises:
+            ConfigError: the drafter does not fit the target.
+            LoadError: a file it needs can't be read.
+        """

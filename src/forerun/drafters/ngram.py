@@ -18,25 +18,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar
 
-from forerun.drafters.base import DraftContext
+from forerun.drafters.base import NOTHING, Budget, DraftContext, DraftTarget, Policy, Proposal
 from forerun.errors import ConfigError
-from forerun.types import MAX_DRAFT_NODES, Draft
+from forerun.types import MAX_DRAFT_NODES, Draft, ForwardOutput
 
 MAX_K = MAX_DRAFT_NODES - 1  # a pass of 64 rows holds the last token too
 MAX_NGRAM = 16  # longer matches are no better a sign, and each length costs one index entry per token
 
-# A row more costs a target pass about 0.07 of the time of one row on the processors this is built for, and a pass
-# emits about two tokens where lookup works: a node pays where it is kept more often than 0.07 * 2, about one in seven.
-BREAK_EVEN = 0.15
-
 # Chance that the next token continues a match, by the number of tokens that have matched so far; the last one serves
-# all longer matches. Starting values only: five observations weigh as much.
+# all longer matches. Starting values only, until acceptance has been seen.
 PRIOR_RATES = (0.35, 0.55, 0.70, 0.80)
-PRIOR_WEIGHT = 5.0
-DECAY = 0.99  # an observation counts half after about 70 more of its kind
-MAX_TABLE_DEPTH = 8  # deeper nodes share the entry of this depth
+MAX_TABLE_DEPTH = 8  # deeper nodes share the cell of this depth
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +40,18 @@ class NgramOptions:
     Attributes:
         k: nodes per step at most, 0 to 63; 0 is off.
         min, max: lengths of the n-grams that are looked up, 1 <= min <= max <= 16.
-        policy: `adaptive` cuts a proposal where its next node is kept too rarely to pay; `fixed` always proposes k.
+        policy: `adaptive` verifies the nodes that pay; `fixed` always the k proposed.
 
     Raises:
         ConfigError: a value is out of range; the message names the range.
     """
 
+    name: ClassVar[str] = "ngram"
+
     k: int = 8
     min: int = 1
     max: int = 4
-    policy: Literal["adaptive", "fixed"] = "adaptive"
+    policy: Policy = "adaptive"
 
     def __post_init__(self) -> None:
         if not 0 <= self.k <= MAX_K:
@@ -72,50 +68,34 @@ class NgramOptions:
         """Whether nothing would ever be proposed."""
         return self.k == 0
 
-    def create(self, context: DraftContext) -> NgramDrafter:
-        """A drafter for one request."""
-        return NgramDrafter(self, context)
+    def bind(self, target: DraftTarget) -> NgramSource:
+        """The drafter for any target."""
+        return NgramSource(self)
 
 
-class AcceptanceTable:
-    """How often a proposal's node was right given that its parents were, by match length and depth.
+class NgramSource:
+    """Prompt lookup; requests share nothing. A node's cell is (length of its match, depth)."""
 
-    Each cell is a decayed count of trials and successes on top of PRIOR_WEIGHT trials at the prior's rate, where a node
-    at depth d of an n-gram match has matched n + d - 1 tokens.
+    name = "ngram"
+    reads_rows = False
+    is_free = True
+    memory_bytes = 0
 
-    >>> table = AcceptanceTable(4)
-    >>> round(table.rate(1, 1), 2), round(table.rate(1, 2), 2), round(table.rate(4, 8), 2)
-    (0.35, 0.55, 0.8)
-    """
-
-    def __init__(self, max_ngram: int) -> None:
+    def __init__(self, options: NgramOptions) -> None:
         last = len(PRIOR_RATES) - 1
-        self._priors = [
-            [PRIOR_RATES[min(n + depth, last)] for depth in range(MAX_TABLE_DEPTH)] for n in range(max_ngram)
-        ]
-        self._trials = [[0.0] * MAX_TABLE_DEPTH for _ in range(max_ngram)]
-        self._successes = [[0.0] * MAX_TABLE_DEPTH for _ in range(max_ngram)]
+        self._options = options
+        self.policy = options.policy
+        # A node at depth d of a match of n tokens has matched n + d - 1.
+        self.priors = tuple(
+            PRIOR_RATES[min(n + depth, last)] for n in range(options.max) for depth in range(MAX_TABLE_DEPTH)
+        )
 
-    def rate(self, n: int, depth: int) -> float:
-        """Estimated rate; n and depth count from 1."""
-        column = min(depth, MAX_TABLE_DEPTH) - 1
-        prior = self._priors[n - 1][column]
-        return (PRIOR_WEIGHT * prior + self._successes[n - 1][column]) / (PRIOR_WEIGHT + self._trials[n - 1][column])
+    def open(self, context: DraftContext) -> NgramDrafter:
+        """See `DrafterSource.open`."""
+        return NgramDrafter(self._options, context)
 
-    def record(self, n: int, depth: int, is_right: bool) -> None:
-        """Takes in one observation."""
-        column = min(depth, MAX_TABLE_DEPTH) - 1
-        self._trials[n - 1][column] = DECAY * self._trials[n - 1][column] + 1.0
-        self._successes[n - 1][column] = DECAY * self._successes[n - 1][column] + is_right
-
-    def depth_that_pays(self, n: int, max_depth: int) -> int:
-        """Depth of the last node whose chance of being kept, the product of the rates, is at least BREAK_EVEN."""
-        survival = 1.0
-        for depth in range(1, max_depth + 1):
-            survival *= self.rate(n, depth)
-            if survival < BREAK_EVEN:
-                return depth - 1
-        return max_depth
+    def clear(self) -> None:
+        """See `DrafterSource.clear`."""
 
 
 class NgramDrafter:
@@ -131,31 +111,27 @@ class NgramDrafter:
         self._token_ids: list[int] = []
         # n-gram -> position of the token that followed its latest occurrence
         self._next_position: dict[tuple[int, ...], int] = {}
-        self._table = AcceptanceTable(options.max)
-        # What the last proposal would have been without a cut, and its match length: emitted tokens score all of it,
-        # so a length that isn't drafted any more can still earn its way back.
-        self._guess: list[int] = []
-        self._guess_length = 0
         self._append(context.prompt_token_ids)
 
-    def propose(self, max_nodes: int) -> Draft:
-        """Proposes a chain of what followed the longest match; empty without one."""
+    def propose(self, budget: Budget) -> Proposal:
+        """Proposes a chain of what followed the longest match; nothing without one."""
         n, start = self._match()
-        self._guess_length = n
-        self._guess = self._continuation(start, self._options.k) if n else []
-        depth = min(len(self._guess), max_nodes)
-        if self._options.policy == "adaptive" and depth:
-            depth = self._table.depth_that_pays(n, depth)
-        return Draft.chain(tuple(self._guess[:depth]), "ngram")
+        if not n:
+            return NOTHING
+        guess = self._continuation(start, min(self._options.k, budget.max_nodes))
+        first_cell = (n - 1) * MAX_TABLE_DEPTH
+        cells = tuple(first_cell + min(depth, MAX_TABLE_DEPTH - 1) for depth in range(len(guess)))
+        return Proposal(Draft.chain(tuple(guess), "ngram"), cells)
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Scores the last proposal against what was emitted and indexes the new tokens."""
-        for depth, (guess, token_id) in enumerate(zip(self._guess, token_ids, strict=False), start=1):
-            self._table.record(self._guess_length, depth, guess == token_id)
-            if guess != token_id:
-                break
-        self._guess = []
+        """Indexes the new tokens."""
         self._append(token_ids)
+
+    def observe(self, draft: Draft, rows: ForwardOutput) -> None:
+        """Not asked for."""
+
+    def close(self) -> None:
+        """Nothing outlives the request."""
 
     def _append(self, token_ids: Sequence[int]) -> None:
         ids = self._token_ids

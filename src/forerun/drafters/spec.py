@@ -1,36 +1,25 @@
-"""How a user says what to speculate with: `off`, or `NAME[:key=value,...][+NAME...]`.
+"""How a user says what to speculate with: `off`, `auto`, or `NAME[:key=value,...][+NAME...]`.
 
+    auto                            what needs no second model and pays, chosen step by step
     ngram                           prompt lookup with its defaults
     ngram:k=12,policy=fixed         twelve nodes in every step
 
-The registry is the one list of drafters there is: a new one is its file and a line here.
+Several drafters feed one tree. The registry is the one list of drafters: a new one is its file and a line here.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Protocol
 
-from forerun.drafters.base import DraftContext, Drafter
+from forerun.drafters.base import DrafterOptions
 from forerun.drafters.ngram import NgramOptions
 from forerun.errors import ConfigError
 
+REGISTRY: dict[str, type[DrafterOptions]] = {options.name: options for options in (NgramOptions,)}
 
-class DrafterOptions(Protocol):
-    """Settings of one drafter: a frozen dataclass of int and str fields, which are the keys of its spec."""
-
-    @property
-    def is_off(self) -> bool:
-        """Whether the settings say that nothing is proposed."""
-
-    def create(self, context: DraftContext) -> Drafter:
-        """A drafter for one request."""
-
-
-REGISTRY: dict[str, type[NgramOptions]] = {
-    "ngram": NgramOptions,
-}
+# What `auto` runs: drafters that cost next to nothing, so that having all of them loses nothing.
+AUTO = "ngram"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +27,8 @@ class Speculation:
     """What to speculate with, read from a spec by `parse`.
 
     Attributes:
-        name: the drafter's name in the registry, or `off`.
-        options: its settings; None when off.
+        drafters: settings of each drafter; empty when off.
+        is_auto: whether the choice was left to the engine.
 
     >>> str(Speculation.parse("ngram:k=4"))
     'ngram:k=4,min=1,max=4,policy=adaptive'
@@ -47,8 +36,8 @@ class Speculation:
     True
     """
 
-    name: str = "off"
-    options: DrafterOptions | None = None
+    drafters: tuple[DrafterOptions, ...] = ()
+    is_auto: bool = False
 
     @staticmethod
     def parse(spec: str) -> Speculation:
@@ -57,33 +46,26 @@ class Speculation:
         Raises:
             ConfigError: an unknown name or key, a value out of range, or a drafter named twice.
         """
-        first, *others = spec.split("+")
-        if others:
-            # One drafter exists, so whatever else is named is unknown (and said so) or the same one again.
-            names = [_split(part)[0] for part in (first, *others)]
-            raise ConfigError(f"speculation names {len(names)} drafters ({', '.join(names)}), but only one can run")
-        name, pairs = _split(first)
-        if name == "off":
-            if pairs:
-                raise ConfigError(f"speculation 'off' takes no settings, but has {pairs}")
-            return OFF
-        options = _read_options(name, pairs)
-        return OFF if options.is_off else Speculation(name, options)
+        parts = [_split(part) for part in spec.split("+")]
+        names = [name for name, _ in parts]
+        for alone in ("off", "auto"):
+            if alone in names:
+                return _read_alone(alone, parts)
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ConfigError(f"speculation names drafter {twice} twice, but each can run once")
+        drafters = tuple(_read_options(name, pairs) for name, pairs in parts)
+        return Speculation(tuple(options for options in drafters if not options.is_off))
 
     @property
     def is_off(self) -> bool:
         """Whether every step is plain decoding."""
-        return self.options is None
-
-    def create(self, context: DraftContext) -> Drafter | None:
-        """A fresh drafter for one request, or None when off."""
-        return None if self.options is None else self.options.create(context)
+        return not self.drafters
 
     def __str__(self) -> str:
-        if self.options is None:
-            return self.name
-        values = dataclasses.asdict(self.options)  # type: ignore[call-overload]
-        return f"{self.name}:{','.join(f'{key}={value}' for key, value in values.items())}"
+        if self.is_auto:
+            return "auto"
+        return "+".join(_write_options(options) for options in self.drafters) or "off"
 
 
 OFF = Speculation()
@@ -95,15 +77,25 @@ def _split(part: str) -> tuple[str, str]:
     Raises:
         ConfigError: the name is unknown.
     """
-    name, _, pairs = part.strip().partition(":")
-    if name != "off" and name not in REGISTRY:
-        raise ConfigError(f"speculation {name!r} is unknown; known are: {', '.join(['off', *REGISTRY])}")
+    name, _, pairs = (piece.strip() for piece in part.partition(":"))
+    known = ["off", "auto", *REGISTRY]
+    if name not in known:
+        raise ConfigError(f"speculation {name!r} is unknown; known are: {', '.join(known)}")
     return name, pairs
 
 
+def _read_alone(name: str, parts: list[tuple[str, str]]) -> Speculation:
+    """`off` or `auto`, which take no settings and no company."""
+    if len(parts) > 1:
+        raise ConfigError(f"speculation {name!r} can't be combined with others; name the drafters that should run")
+    if parts[0][1]:
+        raise ConfigError(f"speculation {name!r} takes no settings, but has {parts[0][1]!r}")
+    return OFF if name == "off" else dataclasses.replace(Speculation.parse(AUTO), is_auto=True)
+
+
 def _read_options(name: str, pairs: str) -> DrafterOptions:
-    fields = {field.name: field for field in dataclasses.fields(REGISTRY[name])}
-    values: dict[str, int | str] = {}
+    fields = {field.name: field for field in dataclasses.fields(REGISTRY[name])}  # type: ignore[arg-type]
+    values: dict[str, int | float | str] = {}
     for pair in filter(None, pairs.split(",")):
         key, equals, text = (piece.strip() for piece in pair.partition("="))
         if key not in fields:
@@ -112,12 +104,21 @@ def _read_options(name: str, pairs: str) -> DrafterOptions:
             raise ConfigError(f"{name}: setting {key} is given twice")
         if not equals or not text:
             raise ConfigError(f"{name}: setting {key} has no value; write {key}=VALUE")
-        values[key] = _read_int(name, key, text) if isinstance(fields[key].default, int) else text
-    return REGISTRY[name](**values)  # type: ignore[arg-type]
+        values[key] = _read_value(name, key, text, fields[key].default)
+    return REGISTRY[name](**values)
 
 
-def _read_int(name: str, key: str, text: str) -> int:
+def _read_value(name: str, key: str, text: str, default: object) -> int | float | str:
+    """A value of the type that the setting's default has."""
+    if isinstance(default, str):
+        return text
+    read, wanted = (int, "a whole number") if isinstance(default, int) else (float, "a number")
     try:
-        return int(text)
+        return read(text)
     except ValueError:
-        raise ConfigError(f"{name}: {key} is {text!r}, but must be a whole number") from None
+        raise ConfigError(f"{name}: {key} is {text!r}, but must be {wanted}") from None
+
+
+def _write_options(options: DrafterOptions) -> str:
+    values = dataclasses.asdict(options)  # type: ignore[call-overload]
+    return f"{options.name}:{','.join(f'{key}={value}' for key, value in values.items())}"

@@ -9,7 +9,9 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from forerun.drafters.base import DraftContext, DrafterFactory
+from forerun.control.planner import Planner
+from forerun.control.speculator import Speculator
+from forerun.drafters.base import DraftContext
 from forerun.engine.completion import Completion, Stats, StreamEvent
 from forerun.engine.output import Output
 from forerun.engine.request import Request
@@ -23,6 +25,7 @@ from forerun.ops.base import Executor
 from forerun.sampling.distribution import RowSampler
 from forerun.sampling.history import History
 from forerun.types import FinishReason
+from forerun.verify import RULES
 
 
 class Engine:
@@ -50,26 +53,27 @@ class Engine:
         self._sequence_ids = itertools.count()
         self._running = threading.Lock()
 
-    def run(self, request: Request, make_drafter: DrafterFactory | None = None) -> Generator[StreamEvent]:
+    def run(self, request: Request, speculator: Speculator | None = None) -> Generator[StreamEvent]:
         """Runs one request; each step is one event, and the last event holds the completion.
 
         Nothing happens before the first event is asked for. Closing the iterator ends the request.
 
         Args:
             request: what to run.
-            make_drafter: makes the request's own drafter; None decodes plainly.
+            speculator: who drafts; None decodes plainly.
 
         Raises:
             RequestError: another request is running, or the KV cache has too few free pages.
             EngineFault: a promise inside the engine was broken.
         """
-        with self._one_at_a_time(), self._open(request) as sequence:
-            yield from self._steps(request, sequence, make_drafter)
+        with (
+            self._one_at_a_time(),
+            self._plan(request, speculator) as planner,
+            self._open(request) as sequence,
+        ):
+            yield from self._steps(request, sequence, planner)
 
-    def _start(self, request: Request, sequence: Sequence, make_drafter: DrafterFactory | None) -> Run:
-        drafter = None
-        if make_drafter is not None:
-            drafter = make_drafter(DraftContext(request.prompt_token_ids, request.end_ids))
+    def _start(self, request: Request, sequence: Sequence, planner: Planner | None) -> Run:
         stream = TextStream(self._tokenizer, request.params.stop)
         return Run(
             request=request,
@@ -78,14 +82,12 @@ class Engine:
             sequence=sequence,
             history=History(request.params, request.prompt_token_ids),
             output=Output(request, stream, self._tokenizer.vocab_size),
-            drafter=drafter,
+            planner=planner,
         )
 
-    def _steps(
-        self, request: Request, sequence: Sequence, make_drafter: DrafterFactory | None
-    ) -> Iterator[StreamEvent]:
+    def _steps(self, request: Request, sequence: Sequence, planner: Planner | None) -> Iterator[StreamEvent]:
         began = time.perf_counter()
-        run = self._start(request, sequence, make_drafter)
+        run = self._start(request, sequence, planner)
         outcome = prefill_step(run, self._chunk)
         tally = _Tally(prefill_s=time.perf_counter() - began)
         step = 0
@@ -95,6 +97,26 @@ class Engine:
             outcome = decode_step(run, step)
             tally.add(outcome)
         yield StreamEvent(outcome.tokens, outcome.record, _completion(run, run.output.finish_reason, tally))
+
+    @contextmanager
+    def _plan(self, request: Request, speculator: Speculator | None) -> Iterator[Planner | None]:
+        if speculator is None:
+            yield None
+            return
+        planner = speculator.open(
+            DraftContext(
+                prompt_token_ids=request.prompt_token_ids,
+                end_ids=request.end_ids,
+                params=request.params,
+                noise_key=request.noise_key,
+                stream="shared" if RULES[request.rule].is_path_exact else "draft",
+                max_len=request.max_len,
+            )
+        )
+        try:
+            yield planner
+        finally:
+            planner.close()
 
     @contextmanager
     def _open(self, request: Request) -> Iterator[Sequence]:

@@ -7,7 +7,10 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
-from forerun.drafters.base import DrafterFactory
+from forerun.control.cost import StepCosts
+from forerun.control.measure import load_curve
+from forerun.control.speculator import Speculator
+from forerun.drafters.base import DraftTarget
 from forerun.drafters.spec import Speculation
 from forerun.engine.completion import Completion, StreamEvent
 from forerun.engine.engine import Engine
@@ -18,6 +21,7 @@ from forerun.kv.pages import PageManager, num_pages_for
 from forerun.models.chat_template import encode_chat
 from forerun.models.loader import load_model
 from forerun.models.pull import resolve_model
+from forerun.models.store import cache_dir
 from forerun.models.tokenizer import check_text
 from forerun.ops import ExecutorConfig, create_executor
 from forerun.ops.base import Executor, KvType
@@ -105,7 +109,12 @@ class LLM:
             device=device,
         )
         self.target: Executor = create_executor(backend, executor_config, loaded.forward)
-        self.engine = Engine(self.target, _create_sampler(config.vocab_size), self.tokenizer, pages, chunk)
+        sampler = _create_sampler(config.vocab_size)
+        self.engine = Engine(self.target, sampler, self.tokenizer, pages, chunk)
+        self._draft_target = DraftTarget(self.target, sampler, self.tokenizer, config.vocab_size, max_len)
+        self._speculators: dict[Speculation, Speculator] = {}
+        self._costs: StepCosts | None = None
+        self._cost_key = _cost_key(loaded.path, quant, kv, self.target)
 
     def generate(
         self,
@@ -133,9 +142,9 @@ class LLM:
         Raises:
             RequestError: a prompt or a setting can't be served; nothing has been generated then.
         """
-        make_drafter = _drafter_factory(speculation)
+        speculator = self.speculator(speculation)
         requests = [self._prepare(self.encode(prompt), params, verify) for prompt in _as_list(prompts)]
-        return [self._complete(request, make_drafter, on_step) for request in requests]
+        return [self._complete(request, speculator, on_step) for request in requests]
 
     def chat(
         self,
@@ -154,9 +163,9 @@ class LLM:
         Raises:
             RequestError: the model has no chat template, the template refuses the messages, or as for `generate`.
         """
-        make_drafter = _drafter_factory(speculation)
+        speculator = self.speculator(speculation)
         request = self._prepare(self.encode_messages(messages), params, verify)
-        return self._complete(request, make_drafter, on_step)
+        return self._complete(request, speculator, on_step)
 
     def stream(
         self,
@@ -171,9 +180,9 @@ class LLM:
 
         A bad request is refused by this call itself, not by the first event. Closing the iterator ends the request.
         """
-        make_drafter = _drafter_factory(speculation)
+        speculator = self.speculator(speculation)
         ids = self.encode_messages(prompt) if _is_messages(prompt) else self.encode(prompt)  # type: ignore[arg-type]
-        return self._events(self._prepare(ids, params, verify), make_drafter, on_step)
+        return self._events(self._prepare(ids, params, verify), speculator, on_step)
 
     def encode(self, prompt: str | TokenIds) -> TokenIds:
         """The ids of a prompt: a text's, with a begin token where the model wants one, or the given ones.
@@ -196,20 +205,48 @@ class LLM:
             raise RequestError("this model has no chat template; give it a plain prompt instead", "messages")
         return encode_chat(self.tokenizer, self._chat_template, messages)
 
+    def speculator(self, speculation: str | Speculation) -> Speculator | None:
+        """Who drafts under a spec, None for nobody; made on first use and kept, with what requests share.
+
+        Raises:
+            RequestError: the spec is wrong, or its drafters don't fit this model.
+            LoadError: a file that a drafter needs can't be read.
+        """
+        try:
+            if isinstance(speculation, str):
+                speculation = Speculation.parse(speculation)
+            if speculation.is_off:
+                return None
+            known = self._speculators.get(speculation)
+            if known is None:
+                sources = [options.bind(self._draft_target) for options in speculation.drafters]
+                known = self._speculators[speculation] = Speculator(sources, self._step_costs)
+            return known
+        except ConfigError as error:
+            # The same mistake, made by the caller of one request.
+            raise RequestError(str(error), "speculation") from error
+
+    def _step_costs(self) -> StepCosts:
+        """What steps take on this machine; measured when first asked for."""
+        if self._costs is None:
+            folder = cache_dir() / "costs"
+            self._costs = StepCosts(
+                load_curve(self.target, self.engine.pages, MAX_STEP_NODES + 1, folder, self._cost_key)
+            )
+        return self._costs
+
     def _prepare(self, prompt_token_ids: TokenIds, params: SamplingParams | None, rule: VerifyRule) -> Request:
         return prepare(prompt_token_ids, params or SamplingParams(), rule, self.limits)
 
-    def _events(
-        self, request: Request, make_drafter: DrafterFactory | None, on_step: OnStep | None
-    ) -> Iterator[StreamEvent]:
-        with closing(self.engine.run(request, make_drafter)) as events:
+    def _events(self, request: Request, speculator: Speculator | None, on_step: OnStep | None) -> Iterator[StreamEvent]:
+        with closing(self.engine.run(request, speculator)) as events:
             for event in events:
                 if on_step is not None:
                     on_step(event.record)
                 yield event
 
-    def _complete(self, request: Request, make_drafter: DrafterFactory | None, on_step: OnStep | None) -> Completion:
-        *_, last = self._events(request, make_drafter, on_step)
+    def _complete(self, request: Request, speculator: Speculator | None, on_step: OnStep | None) -> Completion:
+        *_, last = self._events(request, speculator, on_step)
         assert last.completion is not None
         return last.completion
 
@@ -231,14 +268,10 @@ def _create_sampler(vocab_size: int) -> RowSampler:
     return NativeSampler(vocab_size)
 
 
-def _drafter_factory(speculation: str | Speculation) -> DrafterFactory | None:
-    if isinstance(speculation, str):
-        try:
-            speculation = Speculation.parse(speculation)
-        except ConfigError as error:
-            # The same mistake, made by the caller of one request.
-            raise RequestError(str(error), "speculation") from error
-    return None if speculation.options is None else speculation.options.create
+def _cost_key(path: Path, quant: str, kv: str, target: Executor) -> tuple[str, ...]:
+    """All that the time of a pass depends on."""
+    stat = path.stat()
+    return (str(path.resolve()), str(stat.st_size), str(stat.st_mtime_ns), quant, kv, target.fingerprint)
 
 
 def _as_list(prompts: str | TokenIds | Sequence[str | TokenIds]) -> list[str | TokenIds]:

@@ -14,13 +14,12 @@ from typing import Literal
 
 import numpy as np
 
-from forerun.drafters.base import Drafter
+from forerun.control.planner import Plan, Planner
 from forerun.engine.batches import decode_batch, prompt_batch
 from forerun.engine.completion import EmittedToken
 from forerun.engine.output import Output
 from forerun.engine.request import Request
 from forerun.engine.sequence import Sequence
-from forerun.errors import EngineFault
 from forerun.ops.base import Executor
 from forerun.sampling.distribution import NO_IDS, Law, RowSampler, argmax_suffices
 from forerun.sampling.history import History
@@ -37,7 +36,7 @@ from forerun.types import (
 from forerun.verify import RULES
 
 MAX_STEP_NODES = MAX_DRAFT_NODES - 1  # with the last token's, 64 rows
-NO_DRAFT = Draft()
+NO_PLAN = Plan(Draft(), None, (), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class Run:
         sequence: tokens and KV slots.
         history: the committed tokens as penalties count them.
         output: stop handling and text.
-        drafter: proposes; None for plain decoding.
+        planner: chooses what to draft; None for plain decoding.
     """
 
     request: Request
@@ -60,7 +59,7 @@ class Run:
     sequence: Sequence
     history: History
     output: Output
-    drafter: Drafter | None
+    planner: Planner | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +83,19 @@ def prefill_step(run: Run, chunk: int) -> StepOutcome:
         sequence.reserve(end)
         rows = run.target.forward(prompt_batch(sequence, end))
         sequence.mark_cached(end)
-    return _finish_step(run, 0, "prefill", num_rows, NO_DRAFT, rows, clock)
+    return _finish_step(run, 0, "prefill", num_rows, NO_PLAN, rows, clock)
 
 
 def decode_step(run: Run, step: int) -> StepOutcome:
     """Emits at least one token: the accepted path of a draft, and the token that follows it."""
     sequence = run.sequence
     clock = [time.perf_counter()]
-    draft = propose(run)
+    plan = propose(run)
     clock.append(time.perf_counter())
-    sequence.reserve(sequence.committed_len + draft.num_nodes)
-    rows = run.target.forward(decode_batch(sequence, draft))
+    sequence.reserve(sequence.committed_len + plan.draft.num_nodes)
+    rows = run.target.forward(decode_batch(sequence, plan.draft))
     sequence.mark_cached(sequence.committed_len)
-    return _finish_step(run, step, "decode", 1 + draft.num_nodes, draft, rows, clock)
+    return _finish_step(run, step, "decode", 1 + plan.draft.num_nodes, plan, rows, clock)
 
 
 def _finish_step(
@@ -104,46 +103,47 @@ def _finish_step(
     step: int,
     kind: Literal["prefill", "decode"],
     num_rows: int,
-    draft: Draft,
+    plan: Plan,
     rows: ForwardOutput,
     clock: list[float],
 ) -> StepOutcome:
     """From logits to committed tokens. `clock` holds when the step began and when its forward pass began."""
     began, forward_began = clock
     verify_began = time.perf_counter()
-    request, committed_len = run.request, run.sequence.committed_len
+    request, draft, committed_len = run.request, plan.draft, run.sequence.committed_len
     laws = law_at(run, draft, rows)
     verdict = RULES[request.rule].verify(draft, laws, run.sampler, request.noise_key, committed_len)
     verify_ended = time.perf_counter()
     tokens = _emit(run, draft, verdict, rows)
     emitted = tuple(token.token_id for token in tokens)
     _commit(run, verdict, emitted)
-    if run.drafter is not None:
-        run.drafter.advance(emitted)
+    if run.planner is not None:
+        run.planner.observe(draft, rows)
+        run.planner.advance(plan, emitted)
     timings = StepTimings(
         draft_s=forward_began - began,
         forward_s=verify_began - forward_began,
         verify_s=verify_ended - verify_began,
         total_s=time.perf_counter() - began,
     )
-    record = StepRecord(step, kind, committed_len, num_rows, draft, request.rule, verdict, emitted, timings)
+    if run.planner is not None and kind == "decode":
+        run.planner.learn(plan, len(emitted), timings)
+    record = StepRecord(
+        step, kind, committed_len, num_rows, draft, request.rule, verdict, emitted, timings, plan.decision
+    )
     return StepOutcome(record, tokens)
 
 
-def propose(run: Run) -> Draft:
-    """The drafter's proposal, never longer than what may still be emitted before the token that follows it.
+def propose(run: Run) -> Plan:
+    """The draft, never longer than what may still be emitted before the token that follows it.
 
     Raises:
-        EngineFault: the drafter broke its promises.
+        EngineFault: a drafter broke its promises.
     """
+    if run.planner is None:
+        return NO_PLAN
     max_nodes = min(run.sequence.remaining_len - 1, MAX_STEP_NODES)
-    if run.drafter is None or max_nodes < 1:
-        return NO_DRAFT
-    draft = run.drafter.propose(max_nodes)
-    if draft.num_nodes > max_nodes:
-        raise EngineFault(f"the drafter proposed {draft.num_nodes} nodes, more than the {max_nodes} it may")
-    draft.check_integrity()
-    return draft
+    return run.planner.plan(max_nodes, run.sequence.committed_len)
 
 
 def law_at(run: Run, draft: Draft, rows: ForwardOutput) -> Callable[[int], Law]:

@@ -95,13 +95,18 @@ class StoredModel:
     num_bytes: int
 
 
-def models_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """The folder of model files: $FORERUN_CACHE/models, else the user's cache folder (XDG_CACHE_HOME, ~/.cache)."""
+def cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where forerun keeps files: $FORERUN_CACHE, else its folder in the user's cache (XDG_CACHE_HOME, ~/.cache)."""
     own = environ.get("FORERUN_CACHE")
     if own:
-        return Path(own).expanduser() / "models"
+        return Path(own).expanduser()
     shared = environ.get("XDG_CACHE_HOME")
-    return (Path(shared).expanduser() if shared else Path.home() / ".cache") / "forerun" / "models"
+    return (Path(shared).expanduser() if shared else Path.home() / ".cache") / "forerun"
+
+
+def models_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder of model files in `cache_dir`."""
+    return cache_dir(environ) / "models"
 
 
 def known_model(name: str) -> KnownModel:

@@ -168,6 +168,10 @@ class Executor(Protocol):
         """Copies keys and values of slots src to slots dst of one sequence, in order, every layer."""
 
     @property
+    def fingerprint(self) -> str:
+        """What the time of a pass depends on besides the model: backend, build, device, instruction set, threads."""
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of weights one pass over a few rows reads."""
 

@@ -13,6 +13,7 @@ import numpy as np
 
 import forerun._native as _native
 from forerun.errors import ConfigError, EngineFault, LoadError
+from forerun.machine import cpu_model
 from forerun.ops.base import AttentionSpec, ExecutorConfig, Ops, Weight
 from forerun.ops.formats import dequantize
 from forerun.ops.recorder import OP_NAMES, Instr, Recorder, Value, assign_buffers
@@ -80,9 +81,13 @@ class NativeExecutor:
             raise ConfigError(f"threads is {num_threads}, but must be between 1 and {MAX_THREADS}")
         spec = config.attentions[0]
         self.vocab_size = config.vocab_size
+        isa = chosen_isa()
+        build_stat = Path(_native.__file__).stat()
+        build_id = f"{build_stat.st_size}-{build_stat.st_mtime_ns}"
+        self.fingerprint = f"native {build_id}, {cpu_model()}, {isa}, {num_threads} threads"
         try:
             self.program = _native.Program(
-                isa=chosen_isa(),
+                isa=isa,
                 num_threads=num_threads,
                 vocab_size=config.vocab_size,
                 num_layers=config.num_layers,

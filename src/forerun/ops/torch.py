@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from forerun.errors import ConfigError, EngineFault
+from forerun.machine import cpu_model
 from forerun.ops.base import Activation, AttentionSpec, ExecutorConfig, Ops, Weight
 from forerun.ops.checks import check_batch, physical_slots, row_ends, tail_bits
 from forerun.ops.torch_storage import KvStorage, Parameters
@@ -59,6 +60,8 @@ class TorchExecutor:
         self._parameters = Parameters(self._device)
         build(self._parameters)
         self._kv = KvStorage(config, self._device)
+        name = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else cpu_model()
+        self.fingerprint = f"torch {torch.__version__}, {name}, {torch.get_num_threads()} threads"
 
     def forward(self, batch: Batch) -> ForwardOutput:
         """One pass over the batch's rows; appends their keys and values to the cache.

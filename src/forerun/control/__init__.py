@@ -1,0 +1,1 @@
+"""How much to draft, with what, and when not to: costs, acceptance and the choice among proposals."""

@@ -1,0 +1,192 @@
+"""Measures what a target pass takes, and keeps the result on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from forerun.control.cost import CostCurve
+from forerun.errors import RequestError
+from forerun.kv.pages import PageManager
+from forerun.ops.base import Executor
+from forerun.types import PAGE_TOKENS, Batch, Int32Array
+
+SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
+# Large passes of a slow model would take longest and are never worth it.
+SLOW_SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16)
+SLOW_PASS_S = 0.02
+CHECKED_SIZES = (1, 8)
+CONTEXT_LEN = 256
+LONG_CONTEXT_LEN = 1024
+MEASURE_S = 1.0  # about what measuring may take
+MIN_ROUNDS, MAX_ROUNDS = 3, 7
+MAX_CHANGE = 0.15  # a curve whose checked sizes differ by more is measured again
+_SEQUENCE_ID = -1  # no request has it
+
+
+class PassTimer:
+    """Times passes of a target over a sequence of its own, whose cache holds whatever it holds.
+
+    Args:
+        target: the bound model.
+        pages: where the sequence's pages come from; `close` gives them back.
+
+    Raises:
+        RequestError: too few pages are free.
+    """
+
+    def __init__(self, target: Executor, pages: PageManager) -> None:
+        self._target = target
+        self._pages = pages
+        self.max_len = min(pages.num_free * PAGE_TOKENS, LONG_CONTEXT_LEN + SIZES[-1])
+        pages.open(_SEQUENCE_ID)
+        try:
+            self._page_table: Int32Array = np.array(list(pages.extend(_SEQUENCE_ID, self.max_len)), np.int32)
+        except RequestError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Gives the pages back."""
+        self._pages.free(_SEQUENCE_ID)
+
+    def seconds(self, num_rows: int, context_len: int) -> float:
+        """Time of one pass of num_rows rows, a chain after context_len tokens, all logits wanted."""
+        slots = np.arange(context_len, context_len + num_rows, dtype=np.int32)
+        rows = np.arange(num_rows, dtype=np.int32)
+        batch = Batch(
+            token_ids=(rows * 7 + 11) % np.int32(self._target.vocab_size),
+            positions=slots,
+            slots=slots,
+            visible_len=slots + np.int32(1),
+            tail_base=slots + np.int32(1),
+            tail_mask=np.zeros(num_rows, np.uint64),
+            seq_ids=np.zeros(num_rows, np.int32),
+            page_tables=self._page_table.reshape(1, -1),
+            logit_rows=rows,
+        )
+        began = time.perf_counter()
+        self._target.forward(batch)
+        return time.perf_counter() - began
+
+    def medians(self, sizes: Sequence[int], context_len: int, budget_s: float) -> list[float]:
+        """Median seconds of each size. Sizes take turns, so that a changing clock falls on all of them alike."""
+        for size in sizes:
+            self.seconds(size, context_len)
+        times: list[list[float]] = [[] for _ in sizes]
+        began = time.perf_counter()
+        while len(times[0]) < MAX_ROUNDS:
+            if len(times[0]) >= MIN_ROUNDS and time.perf_counter() - began > budget_s:
+                break
+            for size, seen in zip(sizes, times, strict=True):
+                seen.append(self.seconds(size, context_len))
+        return [statistics.median(seen) for seen in times]
+
+
+def measure_curve(target: Executor, pages: PageManager, max_rows: int) -> CostCurve:
+    """The cost curve of a target, measured now.
+
+    Args:
+        target: the bound model.
+        pages: with as many free pages as there are; a shorter cache is measured at a shorter context.
+        max_rows: the most rows of a step.
+
+    Raises:
+        RequestError: hardly any page is free.
+    """
+    timer = PassTimer(target, pages)
+    try:
+        context_len = min(CONTEXT_LEN, timer.max_len - min(max_rows, SIZES[-1]))
+        if context_len < 1:
+            raise RequestError("the KV cache is too small to measure what a pass takes")
+        is_slow = timer.medians((1,), context_len, 0.0)[0] > SLOW_PASS_S
+        sizes = tuple(size for size in (SLOW_SIZES if is_slow else SIZES) if size <= max_rows)
+        seconds = timer.medians(sizes, context_len, MEASURE_S)
+        per_token_s, per_token_row_s = _context_slopes(timer, sizes, seconds, context_len)
+    finally:
+        timer.close()
+    return CostCurve(sizes, tuple(seconds), context_len, per_token_s, per_token_row_s)
+
+
+def _context_slopes(
+    timer: PassTimer, sizes: Sequence[int], seconds: Sequence[float], context_len: int
+) -> tuple[float, float]:
+    """Seconds per token of context, and per token and row: from the checked sizes at a longer context."""
+    far_len = timer.max_len - SIZES[-1]
+    pair = [size for size in CHECKED_SIZES if size in sizes]
+    if far_len < 2 * context_len or len(pair) < 2:
+        return 0.0, 0.0
+    far = timer.medians(pair, far_len, 0.0)
+    slopes = [(far[i] - seconds[sizes.index(size)]) / (far_len - context_len) for i, size in enumerate(pair)]
+    per_row = max(0.0, (slopes[1] - slopes[0]) / (pair[1] - pair[0]))
+    return max(0.0, slopes[0] - per_row * pair[0]), per_row
+
+
+def load_curve(target: Executor, pages: PageManager, max_rows: int, folder: Path, key: Sequence[str]) -> CostCurve:
+    """The cost curve of a target: the stored one when a quick check agrees with it, else a new one, which is stored.
+
+    Args:
+        target, pages, max_rows: as for `measure_curve`.
+        folder: where curves are stored; one that can't be written to costs a measurement each time and nothing else.
+        key: all that costs depend on: model file, weights, cache type, threads, instruction set, processor, build.
+    """
+    path = folder / f"{hashlib.sha256(json.dumps(list(key)).encode()).hexdigest()[:32]}.json"
+    stored = _read(path)
+    if stored is not None and stored.num_rows[-1] <= max_rows and _still_holds(target, pages, stored):
+        return stored
+    curve = measure_curve(target, pages, max_rows)
+    _write(path, curve)
+    return curve
+
+
+def _still_holds(target: Executor, pages: PageManager, curve: CostCurve) -> bool:
+    sizes = [size for size in CHECKED_SIZES if size in curve.num_rows]
+    timer = PassTimer(target, pages)
+    try:
+        if timer.max_len < curve.context_len + sizes[-1]:
+            return False
+        found = timer.medians(sizes, curve.context_len, 0.0)
+    finally:
+        timer.close()
+    known = [curve.seconds[curve.num_rows.index(size)] for size in sizes]
+    return all(abs(now - then) <= MAX_CHANGE * then for now, then in zip(found, known, strict=True))
+
+
+def _read(path: Path) -> CostCurve | None:
+    """A stored curve, or None where there is none that makes sense."""
+    try:
+        fields = json.loads(path.read_text())
+        curve = CostCurve(
+            num_rows=tuple(int(rows) for rows in fields["num_rows"]),
+            seconds=tuple(float(seconds) for seconds in fields["seconds"]),
+            context_len=int(fields["context_len"]),
+            per_token_s=float(fields["per_token_s"]),
+            per_token_row_s=float(fields["per_token_row_s"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    is_sound = (
+        len(curve.num_rows) == len(curve.seconds) >= 2
+        and curve.num_rows[0] == 1
+        and list(curve.num_rows) == sorted(set(curve.num_rows))
+        and min(curve.seconds) > 0.0
+        and curve.context_len > 0
+    )
+    return curve if is_sound else None
+
+
+def _write(path: Path, curve: CostCurve) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(asdict(curve)))
+        partial.replace(path)
+    except OSError:
+        return

@@ -1,0 +1,212 @@
+"""Chooses what each step of a request drafts, and learns from what came of it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from forerun.control.acceptance import AcceptanceTable, RequestRates
+from forerun.control.candidates import Candidates, by_survival, choose_count
+from forerun.control.cost import StepCosts
+from forerun.drafters.base import NOTHING, Budget, DraftContext, Drafter, DrafterSource, Proposal
+from forerun.errors import EngineFault
+from forerun.types import Decision, DecisionReason, Draft, ForwardOutput, NoiseStream, StepTimings
+
+NO_DRAFT = Draft()
+PRICE_SMOOTHING = 1.0 / 32.0
+# Drafters that cost time and don't pay are tried now and then; trying takes at most this share of the time.
+PROBE_SHARE = 0.005
+MIN_PROBE_STEPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a step drafts.
+
+    Attributes:
+        draft: the chosen nodes.
+        decision: why; None where nobody was asked.
+        proposals: what each drafter proposed, chosen or not, in the order of the sources.
+        context_len: tokens in the cache at the step.
+    """
+
+    draft: Draft
+    decision: Decision | None
+    proposals: tuple[Proposal, ...]
+    context_len: int
+
+
+class _Lane:
+    """One drafter of a request, with what is known of it."""
+
+    def __init__(self, source: DrafterSource, table: AcceptanceTable, context: DraftContext) -> None:
+        self.source = source
+        self.rates = RequestRates(table)
+        self.drafter: Drafter = source.open(context)
+        self.step_s: float | None = None  # of one of its passes; None until it was seen
+        self.num_silent = 0  # steps since a drafter that costs time proposed something
+
+    def propose(self, max_nodes: int, min_survival: float) -> Proposal:
+        """Asks the drafter, and learns what asking costs.
+
+        Raises:
+            EngineFault: the drafter broke its promises.
+        """
+        began = time.perf_counter()
+        proposal = self.drafter.propose(Budget(max_nodes, min_survival, self.rates.rate))
+        num_nodes = proposal.draft.num_nodes
+        if num_nodes > max_nodes:
+            raise EngineFault(
+                f"drafter {self.source.name} proposed {num_nodes} nodes, more than the {max_nodes} it may"
+            )
+        if len(proposal.cells) != num_nodes:
+            raise EngineFault(f"drafter {self.source.name} gave {len(proposal.cells)} cells for {num_nodes} nodes")
+        proposal.draft.check_integrity()
+        if proposal.num_steps:
+            seconds = (time.perf_counter() - began) / proposal.num_steps
+            self.step_s = seconds if self.step_s is None else self.step_s + 0.125 * (seconds - self.step_s)
+        self.num_silent = 0 if proposal.draft.num_nodes else self.num_silent + 1
+        return proposal
+
+    def score(self, proposal: Proposal, emitted: Sequence[int]) -> None:
+        """Compares a proposal, verified or not, with the tokens that came: what was emitted doesn't depend on it."""
+        depth_of = {-1: 0}  # nodes on the emitted path
+        draft = proposal.draft
+        for node, cell in enumerate(proposal.cells):
+            depth = depth_of.get(draft.parents[node])
+            if depth is None or depth >= len(emitted):
+                continue
+            is_right = draft.token_ids[node] == emitted[depth]
+            self.rates.record(cell, is_right)
+            if is_right:
+                depth_of[node] = depth + 1
+
+
+class Planner:
+    """The controller of one request.
+
+    Args:
+        sources: who drafts, with their acceptance tables.
+        costs: what steps take; None where every drafter is `fixed`, which needs none.
+        context: of the request.
+    """
+
+    def __init__(
+        self, sources: Sequence[tuple[DrafterSource, AcceptanceTable]], costs: StepCosts | None, context: DraftContext
+    ) -> None:
+        self._stream = context.stream
+        self._costs = costs
+        self._lanes: list[_Lane] = []
+        self._reads_rows = any(source.reads_rows for source, _ in sources)
+        self._tokens = self._seconds = 0.0  # decayed sums over steps
+        try:
+            for source, table in sources:
+                self._lanes.append(_Lane(source, table, context))
+        except BaseException:
+            self.close()
+            raise
+
+    def plan(self, max_nodes: int, context_len: int) -> Plan:
+        """Asks the drafters and chooses, at most max_nodes nodes; max_nodes may be 0."""
+        if max_nodes < 1:
+            nothing = Decision("silent", 0, 1.0, None, None)
+            return Plan(NO_DRAFT, nothing, (NOTHING,) * len(self._lanes), context_len)
+        seconds = self._costs.steps_s(max_nodes + 1, context_len) if self._costs else None
+        price = max(1.0 / seconds[1], self._tokens / self._seconds if self._seconds else 0.0) if seconds else None
+        candidates = Candidates()
+        proposals = []
+        is_probe = False
+        for lane in self._lanes:
+            min_survival, is_due = self._min_survival(lane, seconds, price)
+            proposal = lane.propose(max_nodes, min_survival)
+            is_probe |= is_due
+            proposals.append(proposal)
+            candidates.merge(proposal, self._must_keep(lane, proposal), lane.rates.rate)
+        draft, decision = _choose(candidates, max_nodes, seconds, price, is_probe, self._stream)
+        return Plan(draft, decision, tuple(proposals), context_len)
+
+    def observe(self, draft: Draft, rows: ForwardOutput) -> None:
+        """Shows a target pass to the drafters that read rows."""
+        if self._reads_rows:
+            for lane in self._lanes:
+                if lane.source.reads_rows:
+                    lane.drafter.observe(draft, rows)
+
+    def advance(self, plan: Plan, emitted: Sequence[int]) -> None:
+        """Takes in the tokens of a step; the prompt's has an empty plan."""
+        for lane, proposal in zip(self._lanes, plan.proposals, strict=False):
+            lane.score(proposal, emitted)
+        for lane in self._lanes:
+            lane.drafter.advance(emitted)
+
+    def learn(self, plan: Plan, num_emitted: int, timings: StepTimings) -> None:
+        """Takes in what a step took."""
+        self._tokens += num_emitted - PRICE_SMOOTHING * self._tokens
+        self._seconds += timings.total_s - PRICE_SMOOTHING * self._seconds
+        if self._costs is not None:
+            overhead_s = timings.total_s - timings.forward_s - timings.draft_s
+            self._costs.learn(1 + plan.draft.num_nodes, plan.context_len, timings.forward_s, overhead_s)
+
+    def close(self) -> None:
+        """The request is over."""
+        for lane in self._lanes:
+            lane.drafter.close()
+
+    def _must_keep(self, lane: _Lane, proposal: Proposal) -> bool:
+        """Whether all of a proposal must be verified.
+
+        Where sampled nodes are judged by a ratio, which of them are verified may not depend on what was drawn.
+        """
+        is_sampled = any(q_V is not None for q_V in proposal.draft.q_rows)
+        return lane.source.policy == "fixed" or (self._stream != "shared" and is_sampled)
+
+    def _min_survival(self, lane: _Lane, seconds: Sequence[float] | None, price: float | None) -> tuple[float, bool]:
+        """What a further draft step must bring to pay, and whether the drafter is only tried out."""
+        if lane.source.is_free or lane.source.policy == "fixed" or seconds is None or price is None:
+            return 0.0, False
+        if lane.step_s is None:
+            return 0.0, True
+        row_s = max(seconds[2] - seconds[1], 0.0)
+        probe_steps = math.ceil(lane.step_s / (PROBE_SHARE * seconds[1]))
+        if lane.num_silent >= max(probe_steps, MIN_PROBE_STEPS):
+            return 0.0, True
+        return price * (lane.step_s + row_s), False
+
+
+def _choose(
+    candidates: Candidates,
+    max_nodes: int,
+    seconds: Sequence[float] | None,
+    price: float | None,
+    is_probe: bool,
+    stream: NoiseStream,
+) -> tuple[Draft, Decision]:
+    """The nodes that pay, and those that must be verified anyhow."""
+    num_proposed = len(candidates.token_ids)
+    survivals = candidates.survivals()
+    order, num_fixed = by_survival(candidates, survivals)
+    ordered = [survivals[node] for node in order]
+    count = min(num_fixed, max_nodes)
+    if seconds is not None and price is not None:
+        count = choose_count(ordered, count, seconds, price)
+    expected_s = seconds[1 + count] if seconds is not None else None
+    decision = Decision(
+        reason=_reason(num_proposed, num_fixed, count, is_probe),
+        num_proposed=num_proposed,
+        expected_tokens=1.0 + sum(ordered[:count]),
+        expected_s=expected_s,
+        price_tok_per_s=price,
+    )
+    return (candidates.draft_of(order[:count], stream) if count else NO_DRAFT), decision
+
+
+def _reason(num_proposed: int, num_fixed: int, count: int, is_probe: bool) -> DecisionReason:
+    if num_proposed == 0:
+        return "silent"
+    if count and count == num_fixed:
+        return "fixed"
+    if count:
+        return "probe" if is_probe else "pays"
+    return "plain"

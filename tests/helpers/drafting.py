@@ -1,0 +1,23 @@
+"""A drafter on its own: a request it may know, and a budget that lets it propose what it likes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from forerun.drafters.base import Budget, DraftContext, Drafter, Proposal
+from forerun.types import SamplingParams
+
+
+def context(prompt: Sequence[int], end_ids: Sequence[int] = (), **fields: Any) -> DraftContext:
+    """A request as a drafter sees it."""
+    settings: dict[str, Any] = {"params": SamplingParams(), "noise_key": 1, "stream": "shared", "max_len": 4096}
+    return DraftContext(tuple(prompt), frozenset(end_ids), **{**settings, **fields})
+
+
+def propose(drafter: Drafter, max_nodes: int, min_survival: float = 0.0, rate: float = 0.5) -> Proposal:
+    """What it proposes where every node of it is thought to be right as often; its shape is checked."""
+    proposal = drafter.propose(Budget(max_nodes, min_survival, lambda cell: rate))
+    proposal.draft.check_integrity()
+    assert proposal.draft.num_nodes == len(proposal.cells) <= max_nodes
+    return proposal
