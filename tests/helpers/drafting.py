@@ -17,7 +17,7 @@ def context(prompt: Sequence[int], end_ids: Sequence[int] = (), **fields: Any) -
 
 def propose(drafter: Drafter, max_nodes: int, min_survival: float = 0.0, rate: float = 0.5) -> Proposal:
     """What it proposes where every node of it is thought to be right as often; its shape is checked."""
-    proposal = drafter.propose(Budget(max_nodes, min_survival, lambda cell: rate))
+    proposal = drafter.propose(Budget(max_nodes, (min_survival,) * max_nodes, lambda cell: rate))
     proposal.draft.check_integrity()
     assert proposal.draft.num_nodes == len(proposal.cells) <= max_nodes
     return proposal

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -76,8 +75,11 @@ class PassTimer:
         self._target.forward(batch)
         return time.perf_counter() - began
 
-    def medians(self, sizes: Sequence[int], context_len: int, budget_s: float) -> list[float]:
-        """Median seconds of each size. Sizes take turns, so that a changing clock falls on all of them alike."""
+    def fastest(self, sizes: Sequence[int], context_len: int, budget_s: float) -> list[float]:
+        """Seconds of each size, the least of some rounds: whatever disturbs a pass makes it longer.
+
+        Sizes take turns, so that a changing clock falls on all of them alike.
+        """
         for size in sizes:
             self.seconds(size, context_len)
         times: list[list[float]] = [[] for _ in sizes]
@@ -87,7 +89,7 @@ class PassTimer:
                 break
             for size, seen in zip(sizes, times, strict=True):
                 seen.append(self.seconds(size, context_len))
-        return [statistics.median(seen) for seen in times]
+        return [min(seen) for seen in times]
 
 
 def measure_curve(target: Executor, pages: PageManager, max_rows: int) -> CostCurve:
@@ -106,13 +108,21 @@ def measure_curve(target: Executor, pages: PageManager, max_rows: int) -> CostCu
         context_len = min(CONTEXT_LEN, timer.max_len - min(max_rows, SIZES[-1]))
         if context_len < 1:
             raise RequestError("the KV cache is too small to measure what a pass takes")
-        is_slow = timer.medians((1,), context_len, 0.0)[0] > SLOW_PASS_S
+        is_slow = timer.fastest((1,), context_len, 0.0)[0] > SLOW_PASS_S
         sizes = tuple(size for size in (SLOW_SIZES if is_slow else SIZES) if size <= max_rows)
-        seconds = timer.medians(sizes, context_len, MEASURE_S)
+        seconds = _lower_envelope(timer.fastest(sizes, context_len, MEASURE_S))
         per_token_s, per_token_row_s = _context_slopes(timer, sizes, seconds, context_len)
     finally:
         timer.close()
     return CostCurve(sizes, tuple(seconds), context_len, per_token_s, per_token_row_s)
+
+
+def _lower_envelope(seconds: Sequence[float]) -> list[float]:
+    """No size takes longer than a larger one; where it seemed to, something else was running."""
+    out = list(seconds)
+    for i in range(len(out) - 2, -1, -1):
+        out[i] = min(out[i], out[i + 1])
+    return out
 
 
 def _context_slopes(
@@ -123,7 +133,7 @@ def _context_slopes(
     pair = [size for size in CHECKED_SIZES if size in sizes]
     if far_len < 2 * context_len or len(pair) < 2:
         return 0.0, 0.0
-    far = timer.medians(pair, far_len, 0.0)
+    far = timer.fastest(pair, far_len, 0.0)
     slopes = [(far[i] - seconds[sizes.index(size)]) / (far_len - context_len) for i, size in enumerate(pair)]
     per_row = max(0.0, (slopes[1] - slopes[0]) / (pair[1] - pair[0]))
     return max(0.0, slopes[0] - per_row * pair[0]), per_row
@@ -152,7 +162,7 @@ def _still_holds(target: Executor, pages: PageManager, curve: CostCurve) -> bool
     try:
         if timer.max_len < curve.context_len + sizes[-1]:
             return False
-        found = timer.medians(sizes, curve.context_len, 0.0)
+        found = timer.fastest(sizes, curve.context_len, 0.0)
     finally:
         timer.close()
     known = [curve.seconds[curve.num_rows.index(size)] for size in sizes]

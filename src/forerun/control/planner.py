@@ -48,14 +48,14 @@ class _Lane:
         self.step_s: float | None = None  # of one of its passes; None until it was seen
         self.num_silent = 0  # steps since a drafter that costs time proposed something
 
-    def propose(self, max_nodes: int, min_survival: float) -> Proposal:
+    def propose(self, max_nodes: int, min_survivals: Sequence[float]) -> Proposal:
         """Asks the drafter, and learns what asking costs.
 
         Raises:
             EngineFault: the drafter broke its promises.
         """
         began = time.perf_counter()
-        proposal = self.drafter.propose(Budget(max_nodes, min_survival, self.rates.rate))
+        proposal = self.drafter.propose(Budget(max_nodes, min_survivals, self.rates.rate))
         num_nodes = proposal.draft.num_nodes
         if num_nodes > max_nodes:
             raise EngineFault(
@@ -119,12 +119,13 @@ class Planner:
         proposals = []
         is_probe = False
         for lane in self._lanes:
-            min_survival, is_due = self._min_survival(lane, seconds, price)
-            proposal = lane.propose(max_nodes, min_survival)
-            is_probe |= is_due
+            min_survivals, is_tried = self._min_survivals(lane, max_nodes, seconds, price)
+            proposal = lane.propose(len(min_survivals), min_survivals)
+            is_probe |= is_tried
             proposals.append(proposal)
             candidates.merge(proposal, self._must_keep(lane, proposal), lane.rates.rate)
-        draft, decision = _choose(candidates, max_nodes, seconds, price, is_probe, self._stream)
+        is_plain_due = self._costs is not None and self._costs.is_plain_due
+        draft, decision = _choose(candidates, max_nodes, seconds, price, is_probe, is_plain_due, self._stream)
         return Plan(draft, decision, tuple(proposals), context_len)
 
     def observe(self, draft: Draft, rows: ForwardOutput) -> None:
@@ -162,17 +163,19 @@ class Planner:
         is_sampled = any(q_V is not None for q_V in proposal.draft.q_rows)
         return lane.source.policy == "fixed" or (self._stream != "shared" and is_sampled)
 
-    def _min_survival(self, lane: _Lane, seconds: Sequence[float] | None, price: float | None) -> tuple[float, bool]:
-        """What a further draft step must bring to pay, and whether the drafter is only tried out."""
+    def _min_survivals(
+        self, lane: _Lane, max_nodes: int, seconds: Sequence[float] | None, price: float | None
+    ) -> tuple[Sequence[float], bool]:
+        """What each node must bring to pay for drafting and verifying it, and whether the drafter is only tried out."""
         if lane.source.is_free or lane.source.policy == "fixed" or seconds is None or price is None:
-            return 0.0, False
+            return (0.0,) * max_nodes, False
         if lane.step_s is None:
-            return 0.0, True
-        row_s = max(seconds[2] - seconds[1], 0.0)
+            return (0.0,), True
         probe_steps = math.ceil(lane.step_s / (PROBE_SHARE * seconds[1]))
         if lane.num_silent >= max(probe_steps, MIN_PROBE_STEPS):
-            return 0.0, True
-        return price * (lane.step_s + row_s), False
+            return (0.0,), True
+        rows = range(1, max_nodes + 1)
+        return [price * (lane.step_s + max(seconds[m + 1] - seconds[m], 0.0)) for m in rows], False
 
 
 def _choose(
@@ -181,6 +184,7 @@ def _choose(
     seconds: Sequence[float] | None,
     price: float | None,
     is_probe: bool,
+    is_plain_due: bool,
     stream: NoiseStream,
 ) -> tuple[Draft, Decision]:
     """The nodes that pay, and those that must be verified anyhow."""
@@ -189,7 +193,7 @@ def _choose(
     order, num_fixed = by_survival(candidates, survivals)
     ordered = [survivals[node] for node in order]
     count = min(num_fixed, max_nodes)
-    if seconds is not None and price is not None:
+    if seconds is not None and price is not None and not is_plain_due:
         count = choose_count(ordered, count, seconds, price)
     expected_s = seconds[1 + count] if seconds is not None else None
     decision = Decision(

@@ -70,13 +70,14 @@ class Budget:
 
     Attributes:
         max_nodes: nodes at most, at least 1.
-        min_survival: a further draft step pays only if the nodes it adds survive with at least this probability.
-            Drafters whose steps cost nothing ignore it: their nodes are chosen among afterwards.
+        min_survivals: one per node, in the order in which they are drafted: a draft step pays only if the node that it
+            adds survives with at least this probability. Drafters whose steps cost nothing ignore it: their nodes are
+            chosen among afterwards.
         rate: estimated acceptance of a node, given its parent's, by acceptance cell.
     """
 
     max_nodes: int
-    min_survival: float
+    min_survivals: Sequence[float]
     rate: Callable[[int], float]
 
 

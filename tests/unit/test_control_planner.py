@@ -1,0 +1,299 @@
+"""The controller against simulated requests: known costs, known acceptance, a clock that only simulated work moves."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from forerun.control import planner as planner_module
+from forerun.control.acceptance import AcceptanceTable, RequestRates
+from forerun.control.cost import CostCurve, StepCosts
+from forerun.control.planner import Planner
+from forerun.control.speculator import Speculator
+from forerun.drafters.base import Budget, DraftContext, Drafter, Policy, Proposal
+from forerun.errors import EngineFault
+from forerun.types import Draft, StepTimings
+from tests.helpers.drafting import context
+from tests.helpers.engines import QuietDrafter
+
+NUM_IDS = 50
+OVERHEAD_S = 2e-4
+
+
+@dataclass
+class Simulation:
+    """A request whose tokens are random, a drafter that knows them, and a target whose passes take what they take.
+
+    Attributes:
+        pass_s: seconds of a pass by its rows.
+        acceptance: probability that a node is right given that its parent is, by step and depth (from 0).
+        draft_step_s: seconds of one draft step; 0 is a free drafter.
+        k: nodes of a proposal at most.
+    """
+
+    pass_s: Callable[[int], float]
+    acceptance: Callable[[int, int], float]
+    draft_step_s: float = 0.0
+    k: int = 8
+    policy: Policy = "adaptive"
+    seed: int = 1
+    now: float = 0.0
+    step: int = 0
+    tokens: int = 0
+    counts: list[int] = field(default_factory=list)
+    num_draft_steps: int = 0
+
+    # As a source
+    name = "simulated"
+    reads_rows = False
+    memory_bytes = 0
+
+    @property
+    def is_free(self) -> bool:
+        return self.draft_step_s == 0.0
+
+    @property
+    def priors(self) -> tuple[float, ...]:
+        return (0.5,) * 8
+
+    def clear(self) -> None:
+        pass
+
+    def open(self, context: DraftContext) -> Drafter:
+        return SimulatedDrafter(self)
+
+    def planner(self, curve: CostCurve | None = None) -> Planner:
+        curve = curve or CostCurve(tuple(range(1, 65)), tuple(self.pass_s(rows) for rows in range(1, 65)), 0, 0.0, 0.0)
+        return Speculator([self], lambda: StepCosts(curve)).open(context([1]))
+
+    def run(self, planner: Planner, num_steps: int) -> float:
+        """Tokens per second over some steps."""
+        rng = random.Random(self.seed)
+        began, tokens = self.now, self.tokens
+        for _ in range(num_steps):
+            self.truth = [rng.randrange(NUM_IDS) for _ in range(self.k + 1)]
+            self.rng = rng
+            step_began = self.now
+            plan = planner.plan(self.k, 100)
+            draft_s = self.now - step_began
+            draft = plan.draft
+            num_right = 0
+            while num_right < draft.num_nodes and draft.token_ids[num_right] == self.truth[num_right]:
+                num_right += 1
+            emitted = self.truth[: num_right + 1]
+            forward_s = self.pass_s(1 + draft.num_nodes)
+            self.now += forward_s + OVERHEAD_S
+            planner.advance(plan, emitted)
+            planner.learn(plan, len(emitted), StepTimings(draft_s, forward_s, 0.0, self.now - step_began))
+            self.tokens += len(emitted)
+            self.counts.append(draft.num_nodes)
+            self.step += 1
+        return (self.tokens - tokens) / (self.now - began)
+
+
+class SimulatedDrafter(QuietDrafter):
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+
+    def propose(self, budget: Budget) -> Proposal:
+        sim = self.simulation
+        guess: list[int] = []
+        survival = 1.0
+        for depth in range(min(sim.k, budget.max_nodes)):
+            survival *= budget.rate(min(depth, 7))
+            if survival < budget.min_survivals[depth]:
+                break
+            sim.now += sim.draft_step_s
+            sim.num_draft_steps += 1
+            right = sim.rng.random() < sim.acceptance(sim.step, depth)
+            guess.append(sim.truth[depth] if right else NUM_IDS)
+        cells = tuple(min(depth, 7) for depth in range(len(guess)))
+        num_steps = 0 if sim.is_free else len(guess)
+        return Proposal(Draft.chain(tuple(guess), "simulated"), cells, num_steps)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[Simulation], None]:
+    def use(simulation: Simulation) -> None:
+        monkeypatch.setattr(planner_module.time, "perf_counter", lambda: simulation.now)
+
+    return use
+
+
+def cheap_rows(rows: int) -> float:
+    """A pass that gets dearer slowly, then faster."""
+    return 2.5e-3 * (1.0 + 0.05 * (rows - 1) + 0.1 * max(0, rows - 8))
+
+
+def dear_rows(rows: int) -> float:
+    return 2.5e-3 * (1.0 + 0.8 * (rows - 1))
+
+
+def best_fixed(pass_s: Callable[[int], float], a: float, draft_step_s: float = 0.0, k: int = 8) -> float:
+    """Tokens per second of the best fixed number of nodes."""
+    return max(
+        sum(a**depth for depth in range(count + 1)) / (pass_s(1 + count) + OVERHEAD_S + count * draft_step_s)
+        for count in range(k + 1)
+    )
+
+
+@pytest.mark.parametrize("a", [0.1, 0.3, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize("pass_s", [cheap_rows, dear_rows])
+def test_free_drafts_within_three_percent_of_the_best_fixed_count(
+    clock: Callable[[Simulation], None], pass_s: Callable[[int], float], a: float
+) -> None:
+    simulation = Simulation(pass_s, lambda step, depth: a)
+    clock(simulation)
+    planner = simulation.planner()
+    simulation.run(planner, 200)
+    assert simulation.run(planner, 4000) > 0.97 * best_fixed(pass_s, a)
+
+
+@pytest.mark.parametrize(("a", "draft_step_s"), [(0.9, 1e-4), (0.8, 3e-4), (0.6, 3e-4), (0.2, 1e-3), (0.5, 2.5e-3)])
+def test_drafts_that_cost_time_within_three_percent_of_the_best(
+    clock: Callable[[Simulation], None], a: float, draft_step_s: float
+) -> None:
+    simulation = Simulation(cheap_rows, lambda step, depth: a, draft_step_s)
+    clock(simulation)
+    planner = simulation.planner()
+    simulation.run(planner, 200)
+    assert simulation.run(planner, 4000) > 0.97 * best_fixed(cheap_rows, a, draft_step_s)
+
+
+def test_a_losing_drafter_is_off_within_64_steps_and_probes_cost_half_a_percent(
+    clock: Callable[[Simulation], None],
+) -> None:
+    simulation = Simulation(cheap_rows, lambda step, depth: 0.02, 1e-3)
+    clock(simulation)
+    planner = simulation.planner()
+    simulation.run(planner, 64)
+    drafted = simulation.num_draft_steps
+    rate = simulation.run(planner, 2000)
+    assert rate > 0.985 / (cheap_rows(1) + OVERHEAD_S)
+    assert 0 < simulation.num_draft_steps - drafted < 2000 // 16 * 8
+
+
+@pytest.mark.parametrize("draft_step_s", [0.0, 2e-4])
+def test_recovers_within_100_steps_of_a_change(clock: Callable[[Simulation], None], draft_step_s: float) -> None:
+    simulation = Simulation(cheap_rows, lambda step, depth: 0.03 if step < 1000 else 0.9, draft_step_s)
+    clock(simulation)
+    planner = simulation.planner()
+    simulation.run(planner, 1000)
+    assert sum(simulation.counts[-100:]) < 100
+    simulation.run(planner, 100)
+    assert simulation.run(planner, 500) > 0.95 * best_fixed(cheap_rows, 0.9, draft_step_s)
+
+
+def test_a_wrong_curve_is_corrected(clock: Callable[[Simulation], None]) -> None:
+    # Rows were thought to be free, and are not.
+    simulation = Simulation(dear_rows, lambda step, depth: 0.4)
+    clock(simulation)
+    planner = simulation.planner(CostCurve.flat(2.5e-3))
+    simulation.run(planner, 300)
+    assert simulation.run(planner, 1000) > 0.97 / (dear_rows(1) + OVERHEAD_S)
+
+
+def test_never_more_than_k_and_fixed_is_exactly_k(clock: Callable[[Simulation], None]) -> None:
+    for policy in ("adaptive", "fixed"):
+        simulation = Simulation(cheap_rows, lambda step, depth: 0.95, k=3, policy=policy)  # type: ignore[arg-type]
+        clock(simulation)
+        simulation.run(simulation.planner(), 200)
+        assert max(simulation.counts) == 3
+        assert policy == "adaptive" or set(simulation.counts) == {3}
+
+
+def test_a_worthless_second_drafter_changes_next_to_nothing(clock: Callable[[Simulation], None]) -> None:
+    def rate(num_worthless: int) -> float:
+        good = Simulation(cheap_rows, lambda step, depth: 0.8)
+        clock(good)
+        bad = Simulation(cheap_rows, lambda step, depth: 0.0, seed=9)
+        sources = [good, *[bad] * num_worthless]
+        curve = CostCurve(tuple(range(1, 65)), tuple(cheap_rows(rows) for rows in range(1, 65)), 0, 0.0, 0.0)
+        planner = Speculator(sources, lambda: StepCosts(curve)).open(context([1]))
+        bad.rng, bad.truth = random.Random(2), [0] * 9
+        return good.run(planner, 3000)
+
+    assert rate(1) > 0.98 * rate(0)
+
+
+def test_decisions_say_what_was_expected_and_why(clock: Callable[[Simulation], None]) -> None:
+    simulation = Simulation(cheap_rows, lambda step, depth: 0.9)
+    clock(simulation)
+    planner = simulation.planner()
+    simulation.run(planner, 300)
+    simulation.truth, simulation.rng = [1] * 9, random.Random(0)
+    decision = planner.plan(8, 100).decision
+    assert decision is not None
+    assert decision.reason == "pays"
+    assert decision.num_proposed == 8
+    assert 4.0 < decision.expected_tokens < 9.0
+    assert decision.expected_s == pytest.approx(cheap_rows(9) + OVERHEAD_S, rel=0.1)
+    assert planner.plan(0, 100).decision.reason == "silent"  # type: ignore[union-attr]
+
+
+def test_a_drafter_that_breaks_its_promises_is_a_fault() -> None:
+    class Liar(QuietDrafter):
+        def __init__(self, proposal: Proposal) -> None:
+            self.proposal = proposal
+
+        def propose(self, budget: Budget) -> Proposal:
+            return self.proposal
+
+    cases = (
+        (Proposal(Draft.chain((1, 2, 3), "liar"), (0, 0, 0)), "proposed 3 nodes, more than the 2"),
+        (Proposal(Draft.chain((1, 2), "liar"), (0,)), "gave 1 cells for 2 nodes"),
+        (Proposal(Draft((1, 1), (-1, -1), ("liar",) * 2, (None,) * 2), (0, 0)), "two siblings"),
+    )
+    for proposal, message in cases:
+        simulation = Simulation(cheap_rows, lambda step, depth: 0.9)
+        simulation.open = lambda context, proposal=proposal: Liar(proposal)  # type: ignore[method-assign]
+        with pytest.raises(EngineFault, match=message):
+            simulation.planner().plan(2, 100)
+
+
+def test_drafters_are_closed_once_also_when_another_fails_to_open() -> None:
+    closed: list[str] = []
+
+    class Closing(QuietDrafter):
+        def close(self) -> None:
+            closed.append("closed")
+
+    good = Simulation(cheap_rows, lambda step, depth: 0.9)
+    good.open = lambda context: Closing()  # type: ignore[method-assign]
+    bad = Simulation(cheap_rows, lambda step, depth: 0.9)
+
+    def fail(context: DraftContext) -> Drafter:
+        raise EngineFault("no")
+
+    bad.open = fail  # type: ignore[method-assign]
+    with pytest.raises(EngineFault):
+        Speculator([good, bad], lambda: StepCosts(CostCurve.flat(1.0))).open(context([1]))
+    assert closed == ["closed"]
+
+
+def test_scores_hold_only_below_what_was_emitted() -> None:
+    """A tree's nodes count where their parent was emitted and the next token is known, verified or not."""
+    table = AcceptanceTable((0.5,) * 5)
+    before = [table.rate(cell) for cell in range(5)]
+    rates = RequestRates(table)
+    lane = planner_module._Lane.__new__(planner_module._Lane)
+    lane.rates = rates
+    draft = Draft((1, 2, 5, 3, 4), (-1, -1, 0, 1, 3), ("x",) * 5, (None,) * 5)
+    lane.score(Proposal(draft, (0, 1, 2, 3, 4)), [2, 3])
+    after = [table.rate(cell) for cell in range(5)]
+    signs = [(now > then) - (now < then) for now, then in zip(after, before, strict=True)]
+    assert signs == [-1, 1, 0, 1, 0]
+
+
+def test_request_odds_are_the_requests_own_and_bounded() -> None:
+    table = AcceptanceTable((0.5,))
+    easy, other = RequestRates(table), RequestRates(table)
+    for _ in range(300):
+        easy.record(0, True)
+    assert easy.rate(0) > table.rate(0)
+    assert other.rate(0) == pytest.approx(table.rate(0))
+    rate = table.rate(0)
+    assert easy.rate(0) <= 4 * rate / (1 - rate + 4 * rate) + 1e-12
