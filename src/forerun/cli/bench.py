@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forerun.cli.bench_spec import spec
 from forerun.cli.display import note
 from forerun.cli.jsonlines import dumps
 from forerun.cli.options import LoadOptions, WeightOptions, with_groups
@@ -164,3 +165,4 @@ def _report(tables: list[Table], data: dict[str, Any]) -> None:
 
 app.command("kernels")(with_groups(kernels))
 app.command("decode")(with_groups(decode))
+app.command("spec")(with_groups(spec))

@@ -226,6 +226,11 @@ class LLM:
             # The same mistake, made by the caller of one request.
             raise RequestError(str(error), "speculation") from error
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be answered."""
+        return self._chat_template is not None
+
     def _step_costs(self) -> StepCosts:
         """What steps take on this machine; measured when first asked for."""
         if self._costs is None:
