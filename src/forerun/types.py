@@ -288,6 +288,31 @@ class Batch:
     page_tables: Int32Array
     logit_rows: Int32Array
 
+    @staticmethod
+    def chain(token_ids: Int32Array, start: int, page_table: Int32Array, logit_rows: Int32Array) -> Batch:
+        """Rows of one sequence in the slots from start on, each of which sees everything up to itself.
+
+        Args:
+            token_ids: [M] int32.
+            start: slot and position of the first row.
+            page_table: [P] int32, of the sequence.
+            logit_rows: [R] int32.
+        """
+        num_rows = len(token_ids)
+        slots = np.arange(start, start + num_rows, dtype=np.int32)
+        visible_len = slots + np.int32(1)
+        return Batch(
+            token_ids=token_ids,
+            positions=slots,
+            slots=slots,
+            visible_len=visible_len,
+            tail_base=visible_len,
+            tail_mask=np.zeros(num_rows, np.uint64),
+            seq_ids=np.zeros(num_rows, np.int32),
+            page_tables=page_table.reshape(1, -1),
+            logit_rows=logit_rows,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardOutput:

@@ -36,16 +36,5 @@ def run_batch(token_ids: Int32Array, start: int, num_logit_rows: int, num_slots:
         num_slots: what the sequence may grow to, as given to `bind`.
     """
     rows = len(token_ids)
-    slots = np.arange(start, start + rows, dtype=np.int32)
-    visible_len = slots + np.int32(1)
-    return Batch(
-        token_ids=token_ids,
-        positions=slots,
-        slots=slots,
-        visible_len=visible_len,
-        tail_base=visible_len,
-        tail_mask=np.zeros(rows, np.uint64),
-        seq_ids=np.zeros(rows, np.int32),
-        page_tables=np.arange(num_pages_for(num_slots), dtype=np.int32)[None],
-        logit_rows=np.arange(rows - num_logit_rows, rows, dtype=np.int32),
-    )
+    page_table = np.arange(num_pages_for(num_slots), dtype=np.int32)
+    return Batch.chain(token_ids, start, page_table, np.arange(rows - num_logit_rows, rows, dtype=np.int32))

@@ -58,19 +58,9 @@ class PassTimer:
 
     def seconds(self, num_rows: int, context_len: int) -> float:
         """Time of one pass of num_rows rows, a chain after context_len tokens, all logits wanted."""
-        slots = np.arange(context_len, context_len + num_rows, dtype=np.int32)
         rows = np.arange(num_rows, dtype=np.int32)
-        batch = Batch(
-            token_ids=(rows * 7 + 11) % np.int32(self._target.vocab_size),
-            positions=slots,
-            slots=slots,
-            visible_len=slots + np.int32(1),
-            tail_base=slots + np.int32(1),
-            tail_mask=np.zeros(num_rows, np.uint64),
-            seq_ids=np.zeros(num_rows, np.int32),
-            page_tables=self._page_table.reshape(1, -1),
-            logit_rows=rows,
-        )
+        token_ids = (rows * 7 + 11) % np.int32(self._target.vocab_size)
+        batch = Batch.chain(token_ids, context_len, self._page_table, rows)
         began = time.perf_counter()
         self._target.forward(batch)
         return time.perf_counter() - began

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from forerun.engine.sequence import Sequence
-from forerun.types import MAX_DRAFT_NODES, Batch, Draft, Int32Array
+from forerun.types import MAX_DRAFT_NODES, Batch, Draft
 
 _ROWS = np.arange(MAX_DRAFT_NODES + 1, dtype=np.int32)
 _NO_ROWS = np.zeros(0, np.int32)
@@ -21,11 +21,10 @@ _NO_ROWS = np.zeros(0, np.int32)
 def prompt_batch(sequence: Sequence, end: int) -> Batch:
     """Rows of the prompt tokens [cached_len, end); logits are wanted after the prompt's last token only."""
     start = sequence.cached_len
-    slots = np.arange(start, end, dtype=np.int32)
     token_ids = np.array(sequence.token_ids[start:end], np.int32)
     is_last = end == sequence.committed_len
     logit_rows = np.array([end - start - 1], np.int32) if is_last else _NO_ROWS
-    return _causal(sequence, token_ids, slots, logit_rows)
+    return Batch.chain(token_ids, start, sequence.page_table, logit_rows)
 
 
 def decode_batch(sequence: Sequence, draft: Draft) -> Batch:
@@ -33,24 +32,8 @@ def decode_batch(sequence: Sequence, draft: Draft) -> Batch:
     root = sequence.committed_len - 1
     num_rows = 1 + draft.num_nodes
     token_ids = np.array((sequence.token_ids[-1], *draft.token_ids), np.int32)
-    slots = _ROWS[:num_rows] + np.int32(root)
-    batch = _causal(sequence, token_ids, slots, _ROWS[:num_rows])
+    batch = Batch.chain(token_ids, root, sequence.page_table, _ROWS[:num_rows])
     return batch if draft.is_chain else _with_tree(batch, draft, root)
-
-
-def _causal(sequence: Sequence, token_ids: Int32Array, slots: Int32Array, logit_rows: Int32Array) -> Batch:
-    visible_len = slots + np.int32(1)
-    return Batch(
-        token_ids=token_ids,
-        positions=slots,
-        slots=slots,
-        visible_len=visible_len,
-        tail_base=visible_len,
-        tail_mask=np.zeros(len(slots), np.uint64),
-        seq_ids=np.zeros(len(slots), np.int32),
-        page_tables=sequence.page_table.reshape(1, -1),
-        logit_rows=logit_rows,
-    )
 
 
 def _with_tree(batch: Batch, draft: Draft, root: int) -> Batch:
