@@ -34,6 +34,8 @@ class Script:
     """The settings of a scripted drafter, as `Speculation` holds them."""
 
     name: ClassVar[str] = "scripted"
+    summary: ClassVar[str] = "what the test says"
+    needs: ClassVar[str] = "nothing"
 
     truth: tuple[int, ...]
     plan: Plan

@@ -67,10 +67,14 @@ def measure_fidelity(
     )
 
 
+def packaged_text() -> str:
+    """The text that ships with the package."""
+    return resources.files("forerun.bench").joinpath("text.txt").read_text(encoding="utf-8")
+
+
 def text_token_ids(model: LoadedModel, max_tokens: int = MAX_TOKENS) -> list[int]:
     """The packaged text in the model's tokens, cut to max_tokens and to the model's context."""
-    text = resources.files("forerun.bench").joinpath("text.txt").read_text(encoding="utf-8")
-    token_ids = model.read_tokenizer().encode(text)
+    token_ids = model.read_tokenizer().encode(packaged_text())
     return token_ids[: min(max_tokens, model.config.context_length)]
 
 

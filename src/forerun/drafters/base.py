@@ -157,9 +157,17 @@ class DrafterSource(Protocol):
 
 
 class DrafterOptions(Protocol):
-    """Settings of one drafter: a frozen dataclass of int, float and str fields, which are the keys of its spec."""
+    """Settings of one drafter: a frozen dataclass of int, float and str fields, which are the keys of its spec.
+
+    Attributes:
+        name: as it is written in a spec.
+        summary: what it proposes, in a few words.
+        needs: what must be there beside the target: `nothing`, a second model, trained weights.
+    """
 
     name: ClassVar[str]
+    summary: ClassVar[str]
+    needs: ClassVar[str]
 
     @property
     def is_off(self) -> bool:

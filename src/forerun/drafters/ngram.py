@@ -47,6 +47,8 @@ class NgramOptions:
     """
 
     name: ClassVar[str] = "ngram"
+    summary: ClassVar[str] = "what followed the last few tokens earlier in the text"
+    needs: ClassVar[str] = "nothing"
 
     k: int = 8
     min: int = 1

@@ -60,7 +60,7 @@ class Speculation:
     @property
     def is_off(self) -> bool:
         """Whether every step is plain decoding."""
-        return not self.drafters
+        return all(options.is_off for options in self.drafters)
 
     def __str__(self) -> str:
         if self.is_auto:
