@@ -88,6 +88,7 @@ def open_session(model: str, engine: EngineOptions, speculation: SpeculationOpti
     from forerun.engine.llm import LLM
 
     active = Speculation.parse(speculation.spec)
+    active.check_rule(speculation.verify)
     start = time.perf_counter()
     with ProgressBar(f"fetching {model}", is_bytes=True) as bar:
         llm = LLM(

@@ -122,11 +122,11 @@ def _check_id(token_id: int, vocab_size: int, name: str, param: str) -> int:
 
 def _key_and_seed(params: SamplingParams, rule: VerifyRule, noise_key: int | None) -> tuple[int, int | None]:
     """The noise key, and the seed to report."""
-    is_repeatable = RULES[rule].is_path_exact or params.is_greedy
+    is_repeatable = RULES[rule].is_path_exact
     if params.seed is not None and not is_repeatable:
         raise RequestError(
-            f"seed is {params.seed}, but verify rule {rule!r} keeps the law of sampled tokens and not their stream; "
-            "leave the seed out or choose rule 'coupled'",
+            f"seed is {params.seed}, but verify rule {rule!r} keeps the law of the tokens and not their stream; a seed "
+            "goes only with rule 'coupled', so choose that or leave the seed out",
             "seed",
         )
     key = params.seed if params.seed is not None else noise_key
