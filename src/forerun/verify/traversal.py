@@ -11,8 +11,8 @@ kept. At first R = p, D = q, and a = 1 for the root.
         D(f) = norm(D(f) without the node's token)
 
 It is the algebra of block verification at every deletion. Given f, the drawn child is kept with mass sum min(D, a R),
-which is a - S; what is left, 1 - a + S, is tried again with chance S / (S + 1 - a), so f is kept with a in all. After the
-failure norm((a R - D)+) is owed, and the next child's law is D without the failed one. On a chain it is `block`.
+which is a - S; what is left, 1 - a + S, is tried again with chance S / (S + 1 - a), so f is kept with a in all. After
+the failure norm((a R - D)+) is owed, and the next child's law is D without the failed one. On a chain it is `block`.
 """
 
 from __future__ import annotations
