@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forerun.drafters.spec import Speculation
 from forerun.engine.engine import Engine
 from forerun.engine.request import prepare
 from forerun.errors import EngineFault
@@ -38,7 +37,7 @@ class FastEngine(FakeEngine):
 
     def __init__(self) -> None:
         super().__init__(max_model_len=32)
-        self.engine = Engine(self.target, NativeSampler(VOCAB_SIZE), self.engine._tokenizer, self.pages, 64)
+        self.engine = Engine(self.target, NativeSampler(VOCAB_SIZE), self.tokenizer, self.pages, 64)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +69,7 @@ def outputs(
     counts: Counter[tuple[int, ...]] = Counter()
     for key in range(num_runs):
         request = prepare(PROMPT, PARAMS, rule, engine.limits, noise_key=key)
-        *_, last = engine.engine.run(request, make(key))
+        *_, last = engine.engine.run(request, engine.speculator(make(key)))
         assert last.completion is not None
         counts[last.completion.token_ids[:4]] += 1
     return counts
@@ -179,7 +178,7 @@ def test_fixed_drafts_are_served_by_coupled_and_said_to_be(rule: VerifyRule) -> 
         Scripted(truth, right(4)),
         Scripted(truth, wrong_from(5, 2)),
         Scripted(truth, scripted_tree(9, 3)),
-        Speculation.parse("ngram:policy=fixed").create,
+        "ngram:policy=fixed",
         None,
     ):
         events = engine.events(PROMPT, params, make, rule, noise_key=77)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from forerun.drafters.base import DraftContext, Drafter
+from forerun.drafters.base import Budget, DraftContext, DraftTarget, Proposal
 from forerun.sampling.distribution import Law, RowSampler
 from forerun.sampling.drafting import draft_from_own, draft_from_shared
 from forerun.sampling.history import History
 from forerun.sampling.reference import ReferenceSampler
-from forerun.types import Draft, DraftTraits, Float64Array, NoiseStream, SamplingParams, VerifyRule
+from forerun.types import Draft, DraftTraits, Float64Array, NoiseStream, SamplingParams
+from tests.helpers.engines import QuietDrafter, ScriptedSource
 from tests.helpers.fake_target import VOCAB_SIZE, prefix_logits
 
 _SAMPLER = ReferenceSampler(VOCAB_SIZE)
@@ -25,7 +27,7 @@ def law_after(token_ids: tuple[int, ...], temperature: float, top_k: int) -> Law
 
 
 @dataclass
-class ModelDrafter:
+class ModelDrafter(QuietDrafter):
     """Draws children from `law_after` the committed tokens and the path, breadth first.
 
     Attributes:
@@ -49,14 +51,14 @@ class ModelDrafter:
         self.token_ids = list(context.prompt_token_ids)
         return self
 
-    def propose(self, max_nodes: int) -> Draft:
+    def propose(self, budget: Budget) -> Proposal:
         committed_len = len(self.token_ids)
         paths: list[tuple[int, ...]] = [tuple(self.token_ids)]
         nodes: list[tuple[int, int, Float64Array]] = []
         for parent, path in enumerate(paths, start=-1):
             depth = len(path) - committed_len
             # A shape that depends on nothing that was drawn: every node of a level is drawn or none is.
-            if depth == len(self.branching) or self._num_nodes(depth + 1) > max_nodes:
+            if depth == len(self.branching) or self._num_nodes(depth + 1) > budget.max_nodes:
                 break
             law = law_after(path, self.temperature, self.top_k)
             row = law_after(path, self.declared_temperature or self.temperature, self.top_k).dense(VOCAB_SIZE)
@@ -64,7 +66,8 @@ class ModelDrafter:
                 nodes.append((parent, token_id, row))
                 paths.append((*path, token_id))
         parents, token_ids, rows = zip(*nodes, strict=True) if nodes else ((), (), ())
-        return Draft(token_ids, parents, ("model",) * len(nodes), rows, self.stream, "prefix_only")
+        draft = Draft(token_ids, parents, ("model",) * len(nodes), rows, self.stream, "prefix_only")
+        return Proposal(draft, (0,) * len(nodes))
 
     def advance(self, token_ids: Sequence[int]) -> None:
         self.token_ids += token_ids
@@ -87,10 +90,19 @@ class ModelDrafter:
 class SharedTreeOptions:
     """The settings of a drafter of trees that knows no noise but the one that `coupled` wants."""
 
-    is_off = False
+    name: ClassVar[str] = "model"
+    is_off: ClassVar[bool] = False
 
-    def create(self, context: DraftContext) -> Drafter:
+    def bind(self, target: DraftTarget) -> ScriptedSource:
         raise AssertionError("a drafter was made that the rule isn't exact for")
 
-    def traits(self, rule: VerifyRule) -> DraftTraits:
+    def traits(self, stream: NoiseStream) -> DraftTraits:
         return DraftTraits(has_sampled=True, is_tree=True, stream="shared")
+
+
+@dataclass(frozen=True)
+class ChainOptions(SharedTreeOptions):
+    """The settings of a drafter of chains that does as it should."""
+
+    def traits(self, stream: NoiseStream) -> DraftTraits:
+        return DraftTraits(has_sampled=True, stream=stream, pruning="prefix_only")

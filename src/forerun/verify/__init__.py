@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from forerun.errors import ConfigError
 from forerun.sampling.distribution import RowSampler
-from forerun.types import Draft, DraftTraits, Verdict, VerifyRule
+from forerun.types import Draft, DraftTraits, NoiseStream, Verdict, VerifyRule
 from forerun.verify import block, coupled, rrsw, token, traversal
 from forerun.verify.rule import LawAt, Rule, Verify
 
-__all__ = ["RULES", "LawAt", "Rule", "Verify", "check_traits", "serving_rule", "verify"]
+__all__ = ["RULES", "LawAt", "Rule", "Verify", "check_traits", "drafting_stream", "serving_rule", "verify"]
 
 RULES: dict[VerifyRule, Rule] = {
     "coupled": coupled.RULE,
@@ -24,6 +24,11 @@ RULES: dict[VerifyRule, Rule] = {
     "rrsw": rrsw.RULE,
     "traversal": traversal.RULE,
 }
+
+
+def drafting_stream(rule: VerifyRule) -> NoiseStream:
+    """The noise that drafters should draw from for requests that chose `rule`."""
+    return "shared" if "shared" in RULES[rule].streams else "draft"
 
 
 def serving_rule(rule: VerifyRule, traits: DraftTraits) -> VerifyRule:
