@@ -78,6 +78,18 @@ nb::tuple race_over(const int32_t* ids, Vector<const double> weights, const Nois
   return nb::make_tuple(winner.token_id, winner.ratio);
 }
 
+std::vector<int32_t> draw_from(const int32_t* ids, Vector<const double> weights, const NoiseAddress& at,
+                               size_t count) {
+  nb::gil_scoped_release unlocked;
+  return draw(ids, weights.data(), weights.shape(0), at, count);
+}
+
+// The ids of a law that keeps some, beside their weights.
+const int32_t* ids_of(Vector<const int32_t> ids, Vector<const double> weights) {
+  if (ids.shape(0) != weights.shape(0)) throw std::domain_error("ids and weights differ in length");
+  return ids.data();
+}
+
 }  // namespace
 }  // namespace forerun::sampling
 
@@ -114,10 +126,24 @@ void bind_sampling(nb::module_& m) {
       "sampling_race_of",
       [](Vector<const int32_t> ids, Vector<const double> weights, uint64_t seed, uint32_t position,
          uint32_t committed_len, uint32_t stream) {
-        if (ids.shape(0) != weights.shape(0)) throw std::domain_error("ids and weights differ in length");
-        return race_over(ids.data(), weights, address(seed, position, committed_len, stream));
+        return race_over(ids_of(ids, weights), weights, address(seed, position, committed_len, stream));
       },
       "ids"_a, "weights"_a, "seed"_a, "position"_a, "committed_len"_a, "stream"_a);
+  m.def(
+      "sampling_draw",
+      [](Vector<const double> weights, uint64_t seed, uint32_t position, uint32_t committed_len, uint32_t stream,
+         size_t count) {
+        return draw_from(nullptr, weights, address(seed, position, committed_len, stream), count);
+      },
+      "weights"_a, "seed"_a, "position"_a, "committed_len"_a, "stream"_a, "count"_a);
+  m.def(
+      "sampling_draw_of",
+      [](Vector<const int32_t> ids, Vector<const double> weights, uint64_t seed, uint32_t position,
+         uint32_t committed_len, uint32_t stream, size_t count) {
+        const NoiseAddress at = address(seed, position, committed_len, stream);
+        return draw_from(ids_of(ids, weights), weights, at, count);
+      },
+      "ids"_a, "weights"_a, "seed"_a, "position"_a, "committed_len"_a, "stream"_a, "count"_a);
 
   nb::class_<LawParams>(m, "LawParams")
       .def("__init__",

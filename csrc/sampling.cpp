@@ -13,6 +13,7 @@ namespace {
 
 constexpr int32_t kUnseen = -1;
 constexpr size_t kSelectBlock = 512;
+constexpr char kNoWeight[] = "the law has no positive weight";
 
 // By value descending, ties by id ascending: the one order of top-k, top-p and log-probabilities.
 constexpr auto kLikelier = [](const auto& a, const auto& b) {
@@ -111,8 +112,20 @@ double uniform(const NoiseAddress& address, uint32_t index) {
 
 RaceResult race(const int32_t* ids, const double* weights, size_t size, const NoiseAddress& address) {
   const RaceResult winner = kernels().race(ids, weights, size, address);
-  if (winner.token_id < 0) throw std::domain_error("the law has no positive weight");
+  if (winner.token_id < 0) throw std::domain_error(kNoWeight);
   return winner;
+}
+
+std::vector<int32_t> draw(const int32_t* ids, const double* weights, size_t size, const NoiseAddress& address,
+                          size_t count) {
+  if (count == 0) throw std::domain_error("nothing is to be drawn");
+  simd::Podium podium(std::min(count, size));
+  kernels().race_for(ids, weights, size, address, podium);
+  if (podium.places().empty()) throw std::domain_error(kNoWeight);
+  std::vector<int32_t> drawn;
+  drawn.reserve(podium.places().size());
+  for (const RaceResult& place : podium.places()) drawn.push_back(place.token_id);
+  return drawn;
 }
 
 Sampler::Sampler(int vocab_size)

@@ -76,6 +76,11 @@ struct RaceResult {
 // Throws std::domain_error when no weight is positive.
 RaceResult race(const int32_t* ids, const double* weights, size_t size, const NoiseAddress& address);
 
+// The ids of the `count` least E(id) / weight(id) in ascending order, ties by lowest id: a draw without replacement.
+// Fewer where fewer weights are positive; throws std::domain_error where none is.
+std::vector<int32_t> draw(const int32_t* ids, const double* weights, size_t size, const NoiseAddress& address,
+                          size_t count);
+
 // Owns the scratch of one thread's calls. Every function throws std::domain_error with a sentence for a row that has no
 // law, and for an id beyond the vocabulary.
 class Sampler {

@@ -7,9 +7,11 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include "sampling.h"
 
@@ -325,20 +327,50 @@ FORERUN_INLINE void uniforms_body(const uint32_t* index, const NoiseAddress& add
 
 // ---- the race --------------------------------------------------------------------------------------------------
 
-// An id can't win when 1 - u >= best * weight * (1 + 2^-40): -log u > 1 - u makes its ratio larger than the best. The
-// slack covers every rounding, so skipping changes no result and the order of visits doesn't matter.
+// An id can't get a place when 1 - u >= bound * weight * (1 + 2^-40): -log u > 1 - u makes its ratio larger than that of
+// the last place. The slack covers every rounding, so skipping changes no result and the order of visits doesn't matter.
 constexpr double kRaceSlack = 1.0 + 0x1p-40;
 
-inline void meet(int32_t id, double weight, double u, RaceResult& best) {
-  const double ratio = -log_positive(u) / weight;
-  const bool is_first = best.token_id < 0;  // its ratio may be +inf, which is not below the initial one
-  if (is_first || ratio < best.ratio || (ratio == best.ratio && id < best.token_id)) best = {id, ratio};
+// By ratio ascending, ties by id ascending.
+inline bool is_before(const RaceResult& a, const RaceResult& b) {
+  return a.ratio != b.ratio ? a.ratio < b.ratio : a.token_id < b.token_id;
 }
 
-template <typename Isa>
-FORERUN_INLINE RaceResult race_body(const int32_t* ids, const double* weights, size_t size,
-                                    const NoiseAddress& address) {
-  RaceResult best{-1, kInf};
+// Who is first.
+class Winner {
+ public:
+  double bound() const { return best_.ratio; }
+  void meet(const RaceResult& result) {
+    // The first one's ratio may be +inf, which is not below the initial one.
+    if (best_.token_id < 0 || is_before(result, best_)) best_ = result;
+  }
+  const RaceResult& best() const { return best_; }
+
+ private:
+  RaceResult best_{-1, kInf};
+};
+
+// Who are the first few, in their order.
+class Podium {
+ public:
+  explicit Podium(size_t count) : count_(count) { places_.reserve(count + 1); }
+
+  double bound() const { return places_.size() < count_ ? kInf : places_.back().ratio; }
+  void meet(const RaceResult& result) {
+    places_.insert(std::upper_bound(places_.begin(), places_.end(), result, is_before), result);
+    if (places_.size() > count_) places_.pop_back();
+  }
+  const std::vector<RaceResult>& places() const { return places_; }
+
+ private:
+  size_t count_;
+  std::vector<RaceResult> places_;
+};
+
+// Shows each id that may still get a place to `first`, a Winner or a Podium.
+template <typename Isa, typename First>
+FORERUN_INLINE void race_body(const int32_t* ids, const double* weights, size_t size, const NoiseAddress& address,
+                              First& first) {
   uint32_t index[kChunk];
   double w[kChunk];
   double u[kChunk];
@@ -353,16 +385,15 @@ FORERUN_INLINE RaceResult race_body(const int32_t* ids, const double* weights, s
       typename Isa::Doubles weight, uniform;
       load(weight, w + j);
       load(uniform, u + j);
-      // Comparisons with NaN (0 times an infinite best) are false.
-      const unsigned hopeless = Isa::at_least(1.0 - uniform, weight * (best.ratio * kRaceSlack));
+      // Comparisons with NaN (0 times an infinite bound) are false.
+      const unsigned hopeless = Isa::at_least(1.0 - uniform, weight * (first.bound() * kRaceSlack));
       const unsigned absent = Isa::at_least(typename Isa::Doubles{}, weight);
       for (unsigned hits = Isa::kAllLanes & ~(hopeless | absent); hits != 0; hits &= hits - 1) {
         const size_t at = j + static_cast<size_t>(__builtin_ctz(hits));
-        meet(static_cast<int32_t>(index[at]), w[at], u[at], best);
+        first.meet({static_cast<int32_t>(index[at]), -log_positive(u[at]) / w[at]});
       }
     }
   }
-  return best;
 }
 
 // ---- dispatch --------------------------------------------------------------------------------------------------
@@ -374,6 +405,7 @@ struct Kernels {
   double (*max)(const double*, size_t);
   size_t (*between)(const double*, size_t, double, double, int32_t*);
   RaceResult (*race)(const int32_t*, const double*, size_t, const NoiseAddress&);
+  void (*race_for)(const int32_t*, const double*, size_t, const NoiseAddress&, Podium&);
 };
 
 #define FORERUN_KERNELS(Isa, TARGET)                                                                                 \
@@ -390,9 +422,15 @@ struct Kernels {
       return between_body<Isa>(x, size, low, high, found);                                                           \
     }                                                                                                                \
     TARGET static RaceResult race(const int32_t* ids, const double* weights, size_t size, const NoiseAddress& at) {  \
-      return race_body<Isa>(ids, weights, size, at);                                                                 \
+      Winner first;                                                                                                  \
+      race_body<Isa>(ids, weights, size, at, first);                                                                 \
+      return first.best();                                                                                           \
     }                                                                                                                \
-    static constexpr Kernels table{lane_sum, weigh, widen, max, between, race};                                      \
+    TARGET static void race_for(const int32_t* ids, const double* weights, size_t size, const NoiseAddress& at,      \
+                                Podium& podium) {                                                                    \
+      race_body<Isa>(ids, weights, size, at, podium);                                                                \
+    }                                                                                                                \
+    static constexpr Kernels table{lane_sum, weigh, widen, max, between, race, race_for};                            \
   }
 
 FORERUN_KERNELS(Baseline, );

@@ -92,6 +92,12 @@ def sampling_race(
 def sampling_race_of(
     ids: Int32Array, weights: Float64Array, seed: int, position: int, committed_len: int, stream: int
 ) -> tuple[int, float]: ...
+def sampling_draw(
+    weights: Float64Array, seed: int, position: int, committed_len: int, stream: int, count: int
+) -> list[int]: ...
+def sampling_draw_of(
+    ids: Int32Array, weights: Float64Array, seed: int, position: int, committed_len: int, stream: int, count: int
+) -> list[int]: ...
 
 class LawParams:
     def __init__(

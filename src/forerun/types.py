@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,9 @@ Int32Array = npt.NDArray[np.int32]
 UInt64Array = npt.NDArray[np.uint64]
 
 FinishReason = Literal["stop", "length"]
-VerifyRule = Literal["coupled", "token"]
+VerifyRule = Literal["coupled", "token", "block", "rrsw", "traversal"]
 NoiseStream = Literal["shared", "draft"]
+Pruning = Literal["any", "prefix_only"]
 NextKind = Literal["plain", "bonus", "correction"]
 
 PAGE_TOKENS = 16  # tokens per KV page; kernels know the same number
@@ -147,15 +148,46 @@ def _bad_value(name: str, value: object, wanted: str) -> RequestError:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftTraits:
+    """What decides which verification rules are exact for a draft, or for every draft that a drafter makes.
+
+    A draft without sampled nodes suits every rule; the other fields are about drafts that have some.
+
+    Attributes:
+        has_sampled: nodes were drawn from a law that they carry.
+        is_mixed: fixed nodes stand beside sampled ones in one draft.
+        is_tree: a node may have several children.
+        stream: the noise stream that sampled nodes were drawn with.
+        pruning: see `Draft`.
+        with_replacement: see `Draft`.
+    """
+
+    has_sampled: bool = False
+    is_mixed: bool = False
+    is_tree: bool = False
+    stream: NoiseStream = "shared"
+    pruning: Pruning = "any"
+    with_replacement: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
     """Proposed tokens as a tree; a chain is a tree. Set by the drafter, read by everyone after it.
+
+    Siblings stand in the order in which they were drawn. Only the drafter can know the last three fields, and rules
+    other than `coupled` are exact only if they are true.
 
     Attributes:
         token_ids: one target id per node.
         parents: index of each node's parent, -1 for the root (the last committed token). Parents come first.
         origins: the drafter that proposed each node.
-        q_rows: per node the law [V] float64 it was drawn from, or None for a fixed (one-hot) proposal.
+        q_rows: per node the law [V] float64 it was drawn from, or None for a fixed (one-hot) proposal. Siblings drawn
+            without replacement carry the same array, the law that the first of them was drawn from.
         stream: the noise stream that sampled nodes were drawn with.
+        pruning: `prefix_only` if it was decided before a node was drawn that it would be in the draft, from the tokens
+            up to its parent and the laws along them. `any` if its own token, a sibling's, a later one or another
+            branch had a say: nodes dropped because they came out unlikely, or the best N of many kept.
+        with_replacement: siblings were drawn independently of each other, so that they may be equal.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -163,6 +195,8 @@ class Draft:
     origins: tuple[str, ...] = ()
     q_rows: tuple[Float64Array | None, ...] = ()
     stream: NoiseStream = "shared"
+    pruning: Pruning = "any"
+    with_replacement: bool = False
 
     @staticmethod
     def chain(token_ids: tuple[int, ...], origin: str) -> Draft:
@@ -180,6 +214,19 @@ class Draft:
         """Whether each node's parent is the node before it."""
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
+    @property
+    def traits(self) -> DraftTraits:
+        """What the draft is, as rules look at it."""
+        has_sampled = any(q_V is not None for q_V in self.q_rows)
+        return DraftTraits(
+            has_sampled=has_sampled,
+            is_mixed=has_sampled and any(q_V is None for q_V in self.q_rows),
+            is_tree=not self.is_chain,
+            stream=self.stream,
+            pruning=self.pruning,
+            with_replacement=self.with_replacement,
+        )
+
     def depths(self) -> tuple[int, ...]:
         """Depth of each node; the root's children have depth 1."""
         out: list[int] = []
@@ -191,8 +238,13 @@ class Draft:
         """Children of a node in draw order; -1 is the root."""
         return tuple(i for i, parent in enumerate(self.parents) if parent == node)
 
+    def drafted_prob(self, node: int) -> float:
+        """The probability of a node's token in the law that its row holds; 1.0 for a fixed node."""
+        q_V = self.q_rows[node]
+        return 1.0 if q_V is None else q_V.item(self.token_ids[node])
+
     def check_integrity(self) -> None:
-        """Raises EngineFault unless parents precede children, siblings differ and the lengths agree."""
+        """Raises EngineFault unless parents precede children, lengths agree, siblings differ and the rest is known."""
         n = self.num_nodes
         if not (len(self.parents) == len(self.origins) == len(self.q_rows) == n):
             raise EngineFault("draft arrays differ in length")
@@ -200,8 +252,10 @@ class Draft:
             raise EngineFault(f"draft has {n} nodes, more than {MAX_DRAFT_NODES}")
         if any(not -1 <= parent < node for node, parent in enumerate(self.parents)):
             raise EngineFault("a draft node precedes its parent")
-        if len(set(zip(self.parents, self.token_ids, strict=True))) != n:
+        if not self.with_replacement and len(set(zip(self.parents, self.token_ids, strict=True))) != n:
             raise EngineFault("two siblings of a draft propose the same token")
+        if self.stream not in get_args(NoiseStream) or self.pruning not in get_args(Pruning):
+            raise EngineFault(f"a draft of stream {self.stream!r} and pruning {self.pruning!r} has no meaning")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +266,9 @@ class NodeTest:
         node: index into the draft.
         accepted: whether the node survived.
         p: the target's probability of the node's token.
-        q: the drafter's probability it was drawn with; 1.0 for a fixed proposal.
-        score: the race score E/p of the node's token under `coupled` (None when greedy), the coin u under `token`.
+        q: its probability in the law that its row holds; 1.0 for a fixed proposal.
+        score: the race score E/p of the node's token under `coupled` (None when greedy), else the coin u that decided
+            (None for a node that was kept with one below it).
     """
 
     node: int
@@ -371,7 +426,7 @@ class StepRecord:
         committed_len: tokens of prompt and output before the step.
         num_rows: rows of the target pass.
         draft: what was proposed.
-        rule: the verification rule.
+        rule: the verification rule of the step: the request's, or `coupled` for a draft without sampled nodes.
         verdict: what was accepted and what followed.
         emitted: ids that went to the caller after stop handling.
         timings: measured times.
@@ -401,7 +456,7 @@ class StepRecord:
                     "parent": self.draft.parents[node],
                     "origin": self.draft.origins[node],
                     "p": test.p if test else None,
-                    "q": test.q if test else _q_of(self.draft, node),
+                    "q": test.q if test else self.draft.drafted_prob(node),
                     "accepted": bool(test and test.accepted),
                     "tested": test is not None,
                     "score": test.score if test else None,
@@ -430,8 +485,3 @@ class StepRecord:
                 "total_s": self.timings.total_s,
             },
         }
-
-
-def _q_of(draft: Draft, node: int) -> float:
-    q_row = draft.q_rows[node]
-    return 1.0 if q_row is None else float(q_row[draft.token_ids[node]])

@@ -6,6 +6,7 @@ uses an address twice gets the correlations which that causes, and the enumerate
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
@@ -23,6 +24,8 @@ T = TypeVar("T", bound=Hashable)
 Tokens = tuple[int, ...]
 Row = tuple[Fraction, ...]
 Model = Callable[[Tokens], Row]
+Drafter = Callable[["Oracle", Tokens], Draft]
+Rule = Callable[..., Verdict]
 
 
 class Oracle:
@@ -60,10 +63,25 @@ class Oracle:
         else:
             assert len(runs) == 1, "the joint law of three races with one noise isn't implemented"
             earlier, earlier_winner = runs[0]
-            joint = [both_win(earlier, earlier_winner, p, j) for j in range(len(p))]
+            size = max(len(p), len(earlier))
+            p, earlier = padded(p, size), padded(earlier, size)
+            joint = [both_win(earlier, earlier_winner, p, j) for j in range(size)]
             winner = self.choose([prob / earlier[earlier_winner] for prob in joint])
         runs.append((p, winner))
         return Race(winner, None)
+
+    def draw(
+        self, law: Law, key: int, pos: int, count: int, stream: Stream = Stream.SHARED, committed_len: int = 0
+    ) -> Tokens:
+        """Several ids of one race; no other race may share its noise, but for a single id's."""
+        if count == 1:
+            return (self.sample(law, key, pos, stream, committed_len).token_id,)
+        p = normalised(law)
+        assert self._races.setdefault((stream, pos, committed_len), [(p, -1)] * 2) == [(p, -1)] * 2
+        drawn: list[int] = []
+        while len(drawn) < count and (left := sum(prob for i, prob in enumerate(p) if i not in drawn)):
+            drawn.append(self.choose([Fraction(0) if i in drawn else prob / left for i, prob in enumerate(p)]))
+        return tuple(drawn)
 
     def score(self, law: Law, key: int, pos: int, token_id: int) -> None:
         return None
@@ -143,9 +161,18 @@ def random_model(seed: int, vocab_size: int, zeros: float = 0.25) -> Model:
     return row
 
 
-def exact_law(row: Row, scale: int = 3) -> Law:
-    """A law whose weights aren't normalised, so that forgetting the total shows."""
-    return Law(None, as_array(row) * scale, Fraction(scale))
+@functools.lru_cache(maxsize=4096)
+def exact_law(row: Row, scale: int = 3, is_cut: bool = False) -> Law:
+    """A law whose weights aren't normalised, so that forgetting the total shows; cut, it keeps a list of ids."""
+    weights = as_array(row) * scale
+    if not is_cut:
+        return Law(None, weights, Fraction(scale))
+    kept = np.flatnonzero(weights != 0).astype(np.int32)
+    return Law(kept, weights[kept], Fraction(scale))
+
+
+def padded(p: Row, size: int) -> Row:
+    return p + (Fraction(0),) * (size - len(p))
 
 
 def as_array(row: Row) -> Any:
@@ -155,29 +182,29 @@ def as_array(row: Row) -> Any:
 def normalised(law: Law) -> Row:
     dense = [Fraction(0)] * (len(law.weights) if law.token_ids is None else int(law.token_ids.max()) + 1)
     token_ids = range(len(law.weights)) if law.token_ids is None else law.token_ids
-    total = sum(law.weights.tolist(), Fraction(0))
+    total = sum(law.weights.tolist())
     for token_id, weight in zip(token_ids, law.weights, strict=True):
         dense[token_id] = Fraction(weight) / total
     return tuple(dense)
 
 
-def one_step(
-    oracle: Oracle,
-    rule: Callable[..., Verdict],
-    target: Model,
-    drafter: Callable[[Oracle, Tokens], Draft],
-    prefix: Tokens,
-) -> Tokens:
-    """The prefix after one step of draft and verification."""
-    draft = drafter(oracle, prefix)
+def verdict_of(rule: Rule, oracle: Oracle, target: Model, draft: Draft, prefix: Tokens = ()) -> Verdict:
+    """The verdict on a draft that continues a prefix. Some of the target's laws are cut, some aren't."""
     paths: list[Tokens] = []
     for token_id, parent in zip(draft.token_ids, draft.parents, strict=True):
         paths.append((*(paths[parent] if parent >= 0 else prefix), token_id))
 
     def law_at(node: int) -> Law:
-        return exact_law(target(paths[node] if node >= 0 else prefix))
+        path = paths[node] if node >= 0 else prefix
+        return exact_law(target(path), is_cut=sum(path) % 2 == 1)
 
-    verdict = rule(draft, law_at, oracle, 0, len(prefix))
+    return rule(draft, law_at, oracle, 0, len(prefix))
+
+
+def one_step(oracle: Oracle, rule: Rule, target: Model, drafter: Drafter, prefix: Tokens) -> Tokens:
+    """The prefix after one step of draft and verification."""
+    draft = drafter(oracle, prefix)
+    verdict = verdict_of(rule, oracle, target, draft, prefix)
     accepted = tuple(draft.token_ids[node] for node in verdict.accepted)
     return (*prefix, *accepted, verdict.next_token_id)
 
@@ -193,3 +220,27 @@ def continued(law: dict[Tokens, Fraction], target: Model, length: int) -> dict[T
             continue
         open_ += [((*tokens, v), prob * p) for v, p in enumerate(target(tokens)) if p]
     return dict(out)
+
+
+def law_of_steps(rule: Rule, target: Model, drafter: Drafter, num_steps: int, length: int) -> dict[Tokens, Fraction]:
+    """The law of the first `length` tokens when steps are followed by plain sampling."""
+
+    def run(oracle: Oracle) -> Tokens:
+        tokens: Tokens = ()
+        for _ in range(num_steps):
+            if len(tokens) < length:
+                tokens = one_step(oracle, rule, target, drafter, tokens)
+        return tokens
+
+    return continued(enumerate_law(run), target, length)
+
+
+def plain_law(target: Model, length: int) -> dict[Tokens, Fraction]:
+    """The law of the first `length` tokens by plain sampling."""
+    return continued({(): Fraction(1)}, target, length)
+
+
+def mean_accepted(rule: Rule, target: Model, drafter: Drafter) -> Fraction:
+    """The mean number of accepted nodes of a first step."""
+    law = enumerate_law(lambda oracle: len(verdict_of(rule, oracle, target, drafter(oracle, ())).accepted))
+    return sum((num * prob for num, prob in law.items()), Fraction(0))

@@ -7,25 +7,20 @@ and F013 to F020.
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 
-from forerun.drafters.base import Budget, Proposal
-from forerun.sampling.history import History
-from forerun.sampling.reference import ReferenceSampler
-from forerun.types import MAX_DRAFT_NODES, Draft, SamplingParams
+from forerun.types import MAX_DRAFT_NODES, SamplingParams
 from tests.helpers.engines import (
     EOS,
     Answer,
     FakeEngine,
-    QuietDrafter,
     Scripted,
     decode_naively,
     right,
     tree,
     wrong_from,
 )
-from tests.helpers.fake_target import VOCAB_SIZE, prefix_logits
+from tests.helpers.fake_target import VOCAB_SIZE
 
 SEED = 12345
 PROMPT = [3, 4, 5, 6, 3, 4, 5, 7, 9, 3, 4]
@@ -225,44 +220,3 @@ def test_padding_ids_have_no_text(engine: FakeEngine) -> None:
     completion = engine.run(PROMPT, params, "ngram:policy=fixed")
     assert completion.token_ids == (31, 31, 31)
     assert completion.text == ""
-
-
-def test_token_rule_is_greedy_decoding_when_greedy(engine: FakeEngine) -> None:
-    for name in ("greedy", "repetition", "bias", "min_tokens"):
-        params = params_of(name)
-        expected = decode_naively(PROMPT, params, SEED)
-        for plan in (right(4), wrong_from(6, 3)):
-            assert Answer.of(engine.run(PROMPT, params, scripted(expected, plan), rule="token")) == expected
-
-
-def second_token_law(first_token_id: int, params: SamplingParams) -> np.ndarray:
-    """The exact law [V] of the second token after a prompt of one token."""
-    sampler = ReferenceSampler(VOCAB_SIZE)
-    history = History(params, [first_token_id])
-
-    def law(token_ids: list[int]) -> np.ndarray:
-        return sampler.law(prefix_logits(token_ids), params, history.along()).dense(VOCAB_SIZE)
-
-    first = law([first_token_id])
-    return sum(first[t] * law([first_token_id, int(t)]) for t in np.flatnonzero(first))
-
-
-def test_token_rule_keeps_the_law_through_the_engine() -> None:
-    params = SamplingParams(max_tokens=3, temperature=1.0, top_k=4, ignore_eos=True)
-    expected = second_token_law(4, params)
-    likely = int(expected.argmax())
-
-    class Guess(QuietDrafter):
-        def propose(self, budget: Budget) -> Proposal:
-            return Proposal(Draft.chain((likely,), "guess"), (0,))
-
-    engine = FakeEngine(max_model_len=16)
-    counts = np.zeros(VOCAB_SIZE)
-    num_runs = 1500
-    for key in range(num_runs):
-        completion = engine.run([4], params, lambda _: Guess(), rule="token", noise_key=key)
-        assert completion.seed is None
-        counts[completion.token_ids[1]] += 1
-    # Fixed keys, so this can't flake; five standard errors are far from what a wrong residual gives.
-    error = np.sqrt(expected * (1 - expected) / num_runs)
-    assert (np.abs(counts / num_runs - expected) <= 5 * error + 1e-12).all()

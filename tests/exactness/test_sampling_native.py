@@ -146,6 +146,45 @@ def test_draws_equal_for_any_weights() -> None:
         assert native.score(law, case, 31, winner.token_id) == reference.score(law, case, 31, winner.token_id)
 
 
+def test_draws_of_several_equal_for_any_weights() -> None:
+    rng = np.random.default_rng(7)
+    native, reference = make_sampler(500), make_sampler(500, "numpy")
+    for case in range(200):
+        size = int(rng.integers(1, 400))
+        weights = 10.0 ** rng.uniform(-300, 0, size) if case % 3 else rng.random(size)
+        weights[rng.random(size) < 0.3] = 0.0
+        weights[size // 2] = 2.0**-1020 if case % 5 == 0 else 1.0
+        token_ids = None if case % 2 else np.sort(rng.permutation(500)[:size]).astype(np.int32)
+        law = Law(token_ids, weights, 1.5)
+        for count in (1, 2, 5, 64):
+            got = native.draw(law, case, 31, count, Stream.DRAFT, 77)
+            assert got == reference.draw(law, case, 31, count, Stream.DRAFT, 77)
+            assert len(got) == min(count, np.count_nonzero(weights))
+            assert all(type(token_id) is int for token_id in got)
+        assert got[0] == native.sample(law, case, 31, Stream.DRAFT, 77).token_id
+
+
+def test_draws_of_several_equal_over_a_whole_vocabulary() -> None:
+    native, reference = make_sampler(49_153), make_sampler(49_153, "numpy")
+    weights = np.exp(3 * np.random.default_rng(8).standard_normal(49_153))
+    law = Law(None, weights, weights.sum().item())
+    for count in (2, 64):
+        assert native.draw(law, 3, 12, count) == reference.draw(law, 3, 12, count)
+
+
+def test_draws_of_several_equal_where_every_ratio_overflows() -> None:
+    native, reference = make_sampler(70), make_sampler(70, "numpy")
+    law = Law(None, np.r_[0.0, 0.0, np.full(68, 1e-320)], 1.0)
+    assert native.draw(law, 1, 0, 5) == reference.draw(law, 1, 0, 5) == (2, 3, 4, 5, 6)
+
+
+def test_nothing_to_draw_is_refused() -> None:
+    with pytest.raises(ValueError, match="nothing is to be drawn"):
+        _native.sampling_draw(np.ones(3), 1, 2, 0, Stream.SHARED, 0)
+    with pytest.raises(ValueError, match="ids and weights differ in length"):
+        _native.sampling_draw_of(np.arange(2, dtype=np.int32), np.ones(3), 1, 2, 0, Stream.SHARED, 1)
+
+
 def test_draws_equal_where_every_ratio_overflows() -> None:
     """Ratios of +inf are ties: the lowest id wins."""
     native, reference = make_sampler(70), make_sampler(70, "numpy")

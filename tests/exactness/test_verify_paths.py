@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
 
 from forerun.sampling import make_sampler
-from forerun.sampling.distribution import Law, RowSampler, draft_token
+from forerun.sampling.distribution import Law, RowSampler
+from forerun.sampling.drafting import draft_from_own, draft_from_shared
 from forerun.sampling.math64 import lane_sum
 from forerun.sampling.noise import Stream
-from forerun.types import Draft, Verdict
-from forerun.verify import coupled, token
+from forerun.types import Draft
+from forerun.verify import RULES, block, coupled, rounds, traversal
 
 NUM_EMITTED = 5
 Tokens = tuple[int, ...]
@@ -51,23 +52,24 @@ def plain(model: RandomModel, sampler: RowSampler, key: int) -> Tokens:
 def random_tree(
     rng: np.random.Generator, model: RandomModel, drafter: RandomModel, sampler: RowSampler, key: int, prefix: Tokens
 ) -> Draft:
-    """Children are drawn from the target's or a drafter's law with either noise, or are any id at all."""
+    """Children are drawn from the target's or a drafter's law with either noise, several at once, or are any id."""
     nodes: list[tuple[int, int]] = []
     paths: list[Tokens] = []
-    for _ in range(int(rng.integers(0, 7))):
+    for _ in range(int(rng.integers(0, 4))):
         parent = int(rng.integers(-1, len(nodes)))
         path = paths[parent] if parent >= 0 else prefix
         source = rng.integers(3)
+        law, count = (model if source == 1 else drafter)(path), int(rng.integers(1, 4))
         if source == 0:
-            token_id = int(rng.integers(model.vocab_size))
+            token_ids: Tokens = (int(rng.integers(model.vocab_size)),)
+        elif rng.random() < 0.7:
+            token_ids = draft_from_shared(sampler, law, key, len(path), count)
         else:
-            law = (model if source == 1 else drafter)(path)
-            stream = Stream.SHARED if rng.random() < 0.7 else Stream.DRAFT
-            q_V = law.dense(model.vocab_size)
-            token_id = draft_token(sampler, q_V, stream, key, len(prefix), len(path))
-        if (parent, token_id) not in nodes:
-            nodes.append((parent, token_id))
-            paths.append((*path, token_id))
+            token_ids = draft_from_own(sampler, law, key, len(prefix), len(nodes), count)
+        for token_id in token_ids:
+            if (parent, token_id) not in nodes:
+                nodes.append((parent, token_id))
+                paths.append((*path, token_id))
     n = len(nodes)
     draft = Draft(tuple(t for _, t in nodes), tuple(p for p, _ in nodes), ("any",) * n, (None,) * n)
     draft.check_integrity()
@@ -159,31 +161,42 @@ def test_draws_at_neighbouring_positions_are_independent() -> None:
     assert chi_square(pairs, np.outer(P, P).ravel()) < CRITICAL[15]
 
 
-def token_outcomes(stream: Stream, last_stream: Stream) -> Iterable[int]:
-    """First tokens of the ratio rule whose draft and last draw come from the given noise."""
-    # What is left after a rejection has two ids, so that its draw matters.
-    sampler, law = make_sampler(4), law_of(P)
-    q_V = np.array((0.1, 0.2, 0.2, 0.5))
+RATIO_RULES = ["token", "block", "rrsw", "traversal"]
+# What is left after a rejection has several ids, so that its draw matters.
+Q = (0.1, 0.2, 0.2, 0.5)
 
-    def emitted(key: int, verify: Callable[..., Verdict] = token.verify) -> int:
-        token_id = draft_token(sampler, q_V, stream, key, 3, 3)
-        draft = Draft((token_id,), (-1,), ("model",), (q_V,), "draft")
-        verdict = verify(draft, lambda _: law, sampler, key, 3)
-        return token_id if verdict.accepted else verdict.next_token_id
 
-    def last_draw(law: Law, sampler: RowSampler, key: int, committed_len: int) -> object:
-        return sampler.sample(law, key, 3, last_stream)
+def first_tokens(rule: str, draft_stream: Stream, last_stream: Stream, num_children: int) -> Iterable[int]:
+    """First tokens of a ratio rule whose draft and last draw come from the given noise."""
+    sampler, p, q = make_sampler(4), law_of(P), law_of(Q)
+
+    def last_draw(law: Law, sampler: RowSampler, key: int, pos: int, committed_len: int) -> object:
+        return sampler.sample(law, key, 3, last_stream, committed_len if last_stream is Stream.RESIDUAL else 0)
+
+    def emitted(key: int) -> int:
+        if draft_stream is Stream.SHARED:
+            token_ids = draft_from_shared(sampler, q, key, 3, num_children)
+        else:
+            token_ids = draft_from_own(sampler, q, key, 3, 0, num_children)
+        n = num_children
+        draft = Draft(token_ids, (-1,) * n, ("model",) * n, (q.dense(4),) * n, "draft", "prefix_only")
+        verdict = RULES[rule].verify(draft, lambda _: p, sampler, key, 3)
+        return token_ids[verdict.accepted[0]] if verdict.accepted else verdict.next_token_id
 
     with pytest.MonkeyPatch.context() as patch:
-        if last_stream is not Stream.RESIDUAL:
-            patch.setattr(token, "last_draw", last_draw)
-        yield from map(emitted, range(NUM_DRAWS))
+        for module in (rounds, block, traversal):
+            patch.setattr(module, "last_draw", last_draw)
+        yield from map(emitted, range(NUM_DRAWS // 4))
 
 
-def test_token_rule_follows_the_law() -> None:
-    assert chi_square(token_outcomes(Stream.DRAFT, Stream.RESIDUAL), np.array(P)) < CRITICAL[3]
+@pytest.mark.parametrize("rule", RATIO_RULES)
+def test_ratio_rules_follow_the_law(rule: str) -> None:
+    for num_children in (1, 2, 3) if RULES[rule].accepts_trees else (1,):
+        outcomes = first_tokens(rule, Stream.DRAFT, Stream.RESIDUAL, num_children)
+        assert chi_square(outcomes, np.array(P)) < CRITICAL[3]
 
 
-def test_shared_noise_with_a_ratio_test_is_rejected() -> None:
+@pytest.mark.parametrize("rule", RATIO_RULES)
+def test_shared_noise_with_a_ratio_test_is_rejected(rule: str) -> None:
     """The negative control: the same statistic sees the bias that shared noise causes."""
-    assert chi_square(token_outcomes(Stream.SHARED, Stream.SHARED), np.array(P)) > 2 * CRITICAL[3]
+    assert chi_square(first_tokens(rule, Stream.SHARED, Stream.SHARED, 1), np.array(P)) > 2 * CRITICAL[3]

@@ -8,6 +8,7 @@ of that row and of every later one. Unwritten slots hold garbage.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 
@@ -24,6 +25,11 @@ def fake_logits(seen: Sequence[tuple[int, int]], vocab_size: int = VOCAB_SIZE) -
     The last token sets most of it, so that texts repeat themselves and lookup has something to find. Two of the
     logits are always equal, so that ties happen.
     """
+    return _logits(tuple(seen), vocab_size).copy()
+
+
+@functools.lru_cache(maxsize=20_000)
+def _logits(seen: tuple[tuple[int, int], ...], vocab_size: int) -> Float32Array:
     digest = hashlib.blake2b(np.array(seen, np.int64).tobytes(), digest_size=8).digest()
     whole = np.random.Generator(np.random.PCG64(int.from_bytes(digest, "little"))).standard_normal(vocab_size)
     last = np.random.Generator(np.random.PCG64(seen[-1][0])).standard_normal(vocab_size)

@@ -16,7 +16,7 @@ import pytest
 from forerun import LLM, Completion, SamplingParams
 from forerun.drafters.base import DraftTarget
 from forerun.drafters.spec import Speculation
-from forerun.types import Draft
+from forerun.types import Draft, DraftTraits, NoiseStream
 from tests.helpers.engines import Answer, Plan, Scripted, ScriptedSource
 
 TAIL = 80  # drafted tokens beyond the end of an output, which must never come out
@@ -43,6 +43,9 @@ class Script:
     @property
     def is_off(self) -> bool:
         return False
+
+    def traits(self, stream: NoiseStream) -> DraftTraits:
+        return DraftTraits()
 
     def bind(self, target: DraftTarget) -> ScriptedSource:
         return ScriptedSource(lambda context: Scripted(self.truth, self.plan))

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -19,9 +19,12 @@ from forerun.cli.display import TextPrinter
 from forerun.cli.jsonlines import dumps
 from forerun.cli.options import parse_logit_bias
 from forerun.cli.session import closing_line
+from forerun.drafters.spec import REGISTRY
 from forerun.engine.completion import Completion, EmittedToken, Stats, StreamEvent
 from forerun.errors import EngineFault, LoadError, RequestError
-from forerun.types import Draft, NodeTest, StepRecord, StepTimings, TokenLogprob, Verdict
+from forerun.types import Draft, NodeTest, StepRecord, StepTimings, TokenLogprob, Verdict, VerifyRule
+from forerun.verify import RULES
+from tests.helpers.model_drafter import SharedTreeOptions
 
 STATS = Stats(
     prompt_tokens=4,
@@ -59,7 +62,7 @@ RECORD = StepRecord(
 EVERY_OPTION = """
     --max-tokens 9 --temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.1
     --presence-penalty 0.2 --frequency-penalty 0.3 --logit-bias 5=-1.5 --logit-bias 6=2 --min-tokens 2
-    --ignore-eos --seed 18446744073709551615 --logprobs 4 --spec ngram:k=4 --verify token --backend torch
+    --ignore-eos --seed 18446744073709551615 --logprobs 4 --spec ngram:k=4 --backend torch
     --device cuda --quant q8 --kv f32 --threads 2 --chunk 33 --max-model-len 77
 """
 
@@ -200,7 +203,6 @@ def test_every_option_reaches_the_engine(llm: Any, forerun: Any) -> None:
     assert (params.min_p, params.repetition_penalty, params.presence_penalty) == (0.1, 1.1, 0.2)
     assert (params.frequency_penalty, params.logit_bias, params.min_tokens) == (0.3, {5: -1.5, 6: 2.0}, 2)
     assert (params.ignore_eos, params.stop, params.seed, params.logprobs) == (True, ("a b", "c"), 2**64 - 1, 4)
-    assert made.requested["verify"] == "token"
     assert str(made.requested["speculation"]).startswith("ngram:k=4")
 
 
@@ -210,6 +212,13 @@ def test_defaults_are_greedy_and_plain(llm: Any, forerun: Any) -> None:
     assert (made.params.max_tokens, made.params.temperature, made.params.seed) == (256, 0.0, None)
     assert (str(made.requested["speculation"]), made.requested["verify"]) == ("off", "coupled")
     assert made.settings["quant"] == "auto"
+
+
+@pytest.mark.parametrize("rule", get_args(VerifyRule))
+def test_every_rule_can_be_chosen(llm: Any, forerun: Any, rule: str) -> None:
+    assert forerun("generate", "model.gguf", "hello", "--verify", rule) == 0
+    assert llm.made[0].requested["verify"] == rule
+    assert rule in RULES
 
 
 def test_prompt_goes_through_the_chat_template_unless_raw(llm: Any, forerun: Any) -> None:
@@ -257,12 +266,21 @@ def test_active_speculation_is_said_at_the_start(llm: Any, forerun: Any, capsys:
         ("--quant q5", "q5"),
         ("--threads 0", "threads"),
         ("--temprature 1", "--temperature"),
+        ("--verify typical", "--verify"),
+        ("--verify block --seed 3", "a seed goes only with rule 'coupled'"),
+        ("--verify rrsw --spec model", "rule rrsw is exact for nodes sampled from draft noise only"),
     ],
 )
 def test_a_bad_setting_is_one_line_and_exit_2_before_loading(
-    llm: Any, forerun: Any, capsys: pytest.CaptureFixture[str], arguments: str, named: str
+    llm: Any,
+    forerun: Any,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: str,
+    named: str,
 ) -> None:
     """F019: refused at the start, by name."""
+    monkeypatch.setitem(REGISTRY, "model", SharedTreeOptions)
     assert forerun("generate", "model.gguf", "hello", *arguments.split()) == 2
     out, err = capsys.readouterr()
     assert out == ""

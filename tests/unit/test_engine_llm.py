@@ -8,13 +8,16 @@ import pytest
 
 import forerun
 from forerun import LLM, ConfigError, RequestError, SamplingParams
+from forerun.drafters.spec import Speculation
 from forerun.types import StepRecord
 from tests.helpers.engines import tree
 from tests.helpers.gguf_files import write_tiny_llama
+from tests.helpers.model_drafter import SharedTreeOptions
 from tests.helpers.scripted import scripted
 
 PROMPT = "the cat and the dog and the cat and the"
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True, logprobs=2)
+SHARED_TREES = Speculation((SharedTreeOptions(),))
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 
@@ -119,8 +122,12 @@ def test_a_closed_stream_frees_the_model(llm: LLM) -> None:
         ([1] * 256, {}, "has 256 tokens.*limit of 256"),
         (PROMPT, {"speculation": "eagle"}, "known are: off, auto, ngram"),
         (PROMPT, {"speculation": "ngram:k=1000"}, "k is 1000"),
-        (PROMPT, {"verify": "typical"}, "must be one of: coupled, token"),
+        (PROMPT, {"verify": "typical"}, "must be one of: coupled, token, block, rrsw, traversal"),
+        (PROMPT, {"verify": "typical", "speculation": "ngram"}, "must be one of: coupled, token, block"),
+        (PROMPT, {"verify": "block", "speculation": SHARED_TREES}, "rule block verifies chains, not trees"),
+        (PROMPT, {"verify": "rrsw", "speculation": SHARED_TREES}, "rule rrsw is exact for nodes sampled from draft"),
         (PROMPT, {"params": SamplingParams(temperature=1.0, seed=1), "verify": "token"}, "seed is 1"),
+        (PROMPT, {"params": SamplingParams(seed=1), "verify": "traversal"}, "seed goes only with rule 'coupled'"),
         (PROMPT, {"params": SamplingParams(logit_bias={320: 1.0})}, "logit_bias is 320"),
     ],
 )

@@ -7,7 +7,8 @@ import pytest
 
 from forerun.engine.request import Limits, prepare
 from forerun.errors import RequestError
-from forerun.types import MAX_GENERATED_SEED, SamplingParams
+from forerun.types import MAX_GENERATED_SEED, SamplingParams, VerifyRule
+from forerun.verify import RULES
 
 LIMITS = Limits(vocab_size=100, max_model_len=16, eos_ids=frozenset({2, 3}))
 
@@ -74,15 +75,21 @@ def test_f006_seeds() -> None:
     assert request.seed == request.noise_key == 2**64 - 1
 
 
-def test_f006_a_seed_with_a_rule_that_can_not_honour_it_is_refused() -> None:
-    with pytest.raises(RequestError, match="seed is 7, but verify rule 'token'") as error:
-        prepare([1], SamplingParams(temperature=1.0, seed=7), "token", LIMITS)
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "coupled"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_f006_a_seed_goes_only_with_coupled(rule: VerifyRule, temperature: float) -> None:
+    with pytest.raises(
+        RequestError, match=f"seed is 7, but verify rule '{rule}' .* goes only with rule 'coupled'"
+    ) as error:
+        prepare([1], SamplingParams(temperature=temperature, seed=7), rule, LIMITS)
     assert error.value.param == "seed"
-    assert prepare([1], SamplingParams(temperature=1.0), "token", LIMITS).seed is None
-    assert prepare([1], SamplingParams(temperature=1.0), "token", LIMITS, noise_key=5).noise_key == 5
-    assert prepare([1], SamplingParams(seed=7), "token", LIMITS).seed == 7
+    unseeded = SamplingParams(temperature=temperature)
+    assert prepare([1], unseeded, rule, LIMITS).seed is None
+    assert prepare([1], unseeded, rule, LIMITS, noise_key=5).noise_key == 5
+    assert prepare([1], unseeded, "coupled", LIMITS, noise_key=5).seed == 5
 
 
 def test_an_unknown_rule_is_refused() -> None:
-    with pytest.raises(RequestError, match="must be one of: coupled, token"):
+    with pytest.raises(RequestError, match="must be one of: coupled, token, block, rrsw, traversal") as error:
         prepare([1], SamplingParams(), "typical", LIMITS)  # type: ignore[arg-type]
+    assert error.value.param == "verify"

@@ -6,7 +6,7 @@ import pytest
 from forerun import _native
 from forerun.errors import EngineFault
 from forerun.sampling import make_sampler, noise
-from forerun.sampling.distribution import Law, draft_token
+from forerun.sampling.distribution import Law
 from forerun.sampling.noise import Stream
 
 ONES = 0xFFFFFFFF
@@ -67,16 +67,3 @@ def test_addresses_beyond_the_counter_are_refused(backend: str) -> None:
     for key, pos, committed_len in [(-1, 0, 0), (2**64, 0, 0), (0, 2**32, 0), (0, 0, -1)]:
         with pytest.raises(EngineFault, match="does not fit"):
             sampler.sample(law, key, pos, Stream.DRAFT, committed_len)
-
-
-def test_draft_token_follows_the_target_under_shared_noise_alone() -> None:
-    sampler = make_sampler(64)
-    q_V = np.full(64, 1 / 64)
-    law = Law(None, q_V * 5, 5.0)
-    shared = [draft_token(sampler, q_V, Stream.SHARED, key, 3, 9) for key in range(50)]
-    private = [draft_token(sampler, q_V, Stream.DRAFT, key, 3, 9) for key in range(50)]
-    assert shared == [sampler.sample(law, key, 9).token_id for key in range(50)]
-    assert private == [sampler.sample(law, key, 9, Stream.DRAFT, 3).token_id for key in range(50)]
-    assert private != shared
-    with pytest.raises(EngineFault, match="not COIN"):
-        draft_token(sampler, q_V, Stream.COIN, 0, 3, 9)

@@ -3,6 +3,9 @@ import pytest
 from forerun.drafters.ngram import NgramOptions
 from forerun.drafters.spec import OFF, Speculation
 from forerun.errors import ConfigError
+from forerun.types import VerifyRule
+from forerun.verify import RULES
+from tests.helpers.model_drafter import ChainOptions, SharedTreeOptions
 
 
 @pytest.mark.parametrize("spec", ["off", "ngram:k=0", "ngram:k=0,policy=fixed"])
@@ -60,3 +63,29 @@ def test_text_reads_back(spec: str) -> None:
 def test_f019_illegal_specs_are_refused(spec: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Speculation.parse(spec)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_fixed_proposals_go_with_every_rule(rule: VerifyRule) -> None:
+    Speculation.parse("ngram").check_rule(rule)
+    OFF.check_rule(rule)
+
+
+def test_a_rule_that_is_not_exact_for_a_drafter_is_refused_before_anything_is_made() -> None:
+    speculation = Speculation((SharedTreeOptions(),))
+    speculation.check_rule("coupled")
+    with pytest.raises(ConfigError, match="rule block verifies chains, not trees"):
+        speculation.check_rule("block")
+    with pytest.raises(ConfigError, match="rule traversal is exact for nodes sampled from draft noise only"):
+        speculation.check_rule("traversal")
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_drafter_that_samples_shares_its_tree_under_coupled_only(rule: VerifyRule) -> None:
+    Speculation((ChainOptions(),)).check_rule("token")
+    several = Speculation((NgramOptions(), ChainOptions()))
+    if rule == "coupled":
+        several.check_rule(rule)
+    else:
+        with pytest.raises(ConfigError, match=f"rule {rule} is exact for the drafts of one drafter that samples, but"):
+            several.check_rule(rule)

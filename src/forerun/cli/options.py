@@ -107,7 +107,7 @@ class SpeculationOptions:
     verify: Annotated[
         VerifyRule,
         typer.Option(
-            help="coupled: the very tokens of plain decoding. token: the same law by accept and resample.",
+            help="coupled: the very tokens of plain decoding, seeds and all. The others keep their law only.",
             rich_help_panel=_SPECULATION,
         ),
     ] = "coupled"

@@ -82,12 +82,16 @@ def open_session(model: str, engine: EngineOptions, speculation: SpeculationOpti
 
     Raises:
         ConfigError: a setting can't be had.
+        RequestError: a seed is given that the verification rule can't honour.
         LoadError: the model can't be read.
     """
     from forerun.drafters.spec import Speculation
     from forerun.engine.llm import LLM
+    from forerun.engine.request import check_seed
 
     active = Speculation.parse(speculation.spec)
+    active.check_rule(speculation.verify)
+    check_seed(params, speculation.verify)
     start = time.perf_counter()
     with ProgressBar(f"fetching {model}", is_bytes=True) as bar:
         llm = LLM(

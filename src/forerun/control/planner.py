@@ -126,7 +126,7 @@ class Planner:
             candidates.merge(proposal, self._must_keep(lane, proposal), lane.rates.rate)
         is_plain_due = self._costs is not None and self._costs.is_plain_due
         draft, decision = _choose(candidates, max_nodes, seconds, price, is_probe, is_plain_due, self._stream)
-        return Plan(draft, decision, tuple(proposals), context_len)
+        return Plan(self._as_proposed(draft, proposals), decision, tuple(proposals), context_len)
 
     def observe(self, draft: Draft, rows: ForwardOutput) -> None:
         """Shows a target pass to the drafters that read rows."""
@@ -154,6 +154,16 @@ class Planner:
         """The request is over."""
         for lane in self._lanes:
             lane.drafter.close()
+
+    def _as_proposed(self, draft: Draft, proposals: Sequence[Proposal]) -> Draft:
+        """The draft, or the very proposal where that is all of the only one.
+
+        A ratio rule has to know how nodes were drawn and why they are there. Only their drafter can say so, and only of
+        nodes that weren't merged with others' or chosen among.
+        """
+        drafts = [proposal.draft for proposal in proposals if proposal.draft.num_nodes]
+        is_whole = len(drafts) == 1 and drafts[0].num_nodes == draft.num_nodes
+        return drafts[0] if is_whole and self._stream != "shared" else draft
 
     def _must_keep(self, lane: _Lane, proposal: Proposal) -> bool:
         """Whether all of a proposal must be verified.

@@ -15,7 +15,7 @@ from typing import ClassVar, Literal, Protocol
 from forerun.models.tokenizer import Tokenizer
 from forerun.ops.base import Executor
 from forerun.sampling.distribution import RowSampler
-from forerun.types import Draft, ForwardOutput, NoiseStream, SamplingParams
+from forerun.types import Draft, DraftTraits, ForwardOutput, NoiseStream, SamplingParams
 
 Policy = Literal["adaptive", "fixed"]
 
@@ -172,6 +172,9 @@ class DrafterOptions(Protocol):
     @property
     def is_off(self) -> bool:
         """Whether the settings say that nothing is proposed."""
+
+    def traits(self, stream: NoiseStream) -> DraftTraits:
+        """What its drafts are like when nodes are to be sampled from a stream, see `DraftContext.stream`."""
 
     def bind(self, target: DraftTarget) -> DrafterSource:
         """The drafter for a loaded target.

@@ -22,7 +22,7 @@ from typing import ClassVar
 
 from forerun.drafters.base import NOTHING, Budget, DraftContext, DraftTarget, Policy, Proposal
 from forerun.errors import ConfigError
-from forerun.types import MAX_DRAFT_NODES, Draft, ForwardOutput
+from forerun.types import MAX_DRAFT_NODES, Draft, DraftTraits, ForwardOutput, NoiseStream
 
 MAX_K = MAX_DRAFT_NODES - 1  # a pass of 64 rows holds the last token too
 MAX_NGRAM = 16  # longer matches are no better a sign, and each length costs one index entry per token
@@ -69,6 +69,10 @@ class NgramOptions:
     def is_off(self) -> bool:
         """Whether nothing would ever be proposed."""
         return self.k == 0
+
+    def traits(self, stream: NoiseStream) -> DraftTraits:
+        """Nothing is sampled."""
+        return DraftTraits()
 
     def bind(self, target: DraftTarget) -> NgramSource:
         """The drafter for any target."""

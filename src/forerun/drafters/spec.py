@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from forerun.drafters.base import DrafterOptions
 from forerun.drafters.ngram import NgramOptions
 from forerun.errors import ConfigError
+from forerun.types import VerifyRule
+from forerun.verify import RULES, check_traits, drafting_stream
 
 REGISTRY: dict[str, type[DrafterOptions]] = {options.name: options for options in (NgramOptions,)}
 
@@ -61,6 +63,18 @@ class Speculation:
     def is_off(self) -> bool:
         """Whether every step is plain decoding."""
         return all(options.is_off for options in self.drafters)
+
+    def check_rule(self, rule: VerifyRule) -> None:
+        """Raises ConfigError with one sentence when a rule isn't exact for the drafts that there will be."""
+        traits = [options.traits(drafting_stream(rule)) for options in self.drafters]
+        for one in traits:
+            check_traits(rule, one)
+        # In a tree of several a node may be sampled by one and fixed by another, as the values that were drawn have it.
+        if len(traits) > 1 and any(one.has_sampled for one in traits) and not RULES[rule].is_path_exact:
+            raise ConfigError(
+                f"rule {rule} is exact for the drafts of one drafter that samples, but speculation {str(self)!r} feeds "
+                "its tree with several; rule coupled takes any"
+            )
 
     def __str__(self) -> str:
         if self.is_auto:

@@ -25,7 +25,7 @@ from forerun.ops.base import Executor
 from forerun.sampling.distribution import RowSampler
 from forerun.sampling.history import History
 from forerun.types import FinishReason
-from forerun.verify import RULES
+from forerun.verify import drafting_stream
 
 
 class Engine:
@@ -109,7 +109,7 @@ class Engine:
                 end_ids=request.end_ids,
                 params=request.params,
                 noise_key=request.noise_key,
-                stream="shared" if RULES[request.rule].is_path_exact else "draft",
+                stream=drafting_stream(request.rule),
                 max_len=request.max_len,
             )
         )

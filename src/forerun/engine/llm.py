@@ -132,8 +132,8 @@ class LLM:
                 one; ids are taken as they are.
             params: the parameters of every prompt; greedy when None.
             speculation: a spec such as `ngram:k=8`; see `drafters.spec`.
-            verify: the verification rule. `coupled` gives the tokens of plain decoding. `token` keeps their law only:
-                with a temperature it takes no seed and reports none.
+            verify: the verification rule, of `verify.RULES`. `coupled` gives the tokens of plain decoding. The others
+                keep their law only, so they take no seed and report none.
             on_step: called with the record of every step.
 
         Returns:
@@ -142,8 +142,8 @@ class LLM:
         Raises:
             RequestError: a prompt or a setting can't be served; nothing has been generated then.
         """
-        speculator = self.speculator(speculation)
         requests = [self._prepare(self.encode(prompt), params, verify) for prompt in _as_list(prompts)]
+        speculator = self.speculator(speculation, verify)
         return [self._complete(request, speculator, on_step) for request in requests]
 
     def chat(
@@ -163,9 +163,8 @@ class LLM:
         Raises:
             RequestError: the model has no chat template, the template refuses the messages, or as for `generate`.
         """
-        speculator = self.speculator(speculation)
         request = self._prepare(self.encode_messages(messages), params, verify)
-        return self._complete(request, speculator, on_step)
+        return self._complete(request, self.speculator(speculation, verify), on_step)
 
     def stream(
         self,
@@ -180,9 +179,9 @@ class LLM:
 
         A bad request is refused by this call itself, not by the first event. Closing the iterator ends the request.
         """
-        speculator = self.speculator(speculation)
         ids = self.encode_messages(prompt) if _is_messages(prompt) else self.encode(prompt)  # type: ignore[arg-type]
-        return self._events(self._prepare(ids, params, verify), speculator, on_step)
+        request = self._prepare(ids, params, verify)
+        return self._events(request, self.speculator(speculation, verify), on_step)
 
     def encode(self, prompt: str | TokenIds) -> TokenIds:
         """The ids of a prompt: a text's, with a begin token where the model wants one, or the given ones.
@@ -205,11 +204,12 @@ class LLM:
             raise RequestError("this model has no chat template; give it a plain prompt instead", "messages")
         return encode_chat(self.tokenizer, self._chat_template, messages)
 
-    def speculator(self, speculation: str | Speculation) -> Speculator | None:
+    def speculator(self, speculation: str | Speculation, verify: VerifyRule = "coupled") -> Speculator | None:
         """Who drafts under a spec, None for nobody; made on first use and kept, with what requests share.
 
         Raises:
-            RequestError: the spec is wrong, or its drafters don't fit this model.
+            RequestError: the spec is wrong, its drafters don't fit this model, or the verification rule isn't exact for
+                what they propose.
             LoadError: a file that a drafter needs can't be read.
         """
         try:
@@ -217,6 +217,7 @@ class LLM:
                 speculation = Speculation.parse(speculation)
             if speculation.is_off:
                 return None
+            speculation.check_rule(verify)
             known = self._speculators.get(speculation)
             if known is None:
                 sources = [options.bind(self._draft_target) for options in speculation.drafters]

@@ -120,16 +120,20 @@ def _check_id(token_id: int, vocab_size: int, name: str, param: str) -> int:
     return index
 
 
-def _key_and_seed(params: SamplingParams, rule: VerifyRule, noise_key: int | None) -> tuple[int, int | None]:
-    """The noise key, and the seed to report."""
-    is_repeatable = RULES[rule].is_path_exact or params.is_greedy
-    if params.seed is not None and not is_repeatable:
+def check_seed(params: SamplingParams, rule: VerifyRule) -> None:
+    """Raises RequestError for a seed that the rule can't honour."""
+    if params.seed is not None and not RULES[rule].is_path_exact:
         raise RequestError(
-            f"seed is {params.seed}, but verify rule {rule!r} keeps the law of sampled tokens and not their stream; "
-            "leave the seed out or choose rule 'coupled'",
+            f"seed is {params.seed}, but verify rule {rule!r} keeps the law of the tokens and not their stream; a seed "
+            "goes only with rule 'coupled', so choose that or leave the seed out",
             "seed",
         )
+
+
+def _key_and_seed(params: SamplingParams, rule: VerifyRule, noise_key: int | None) -> tuple[int, int | None]:
+    """The noise key, and the seed to report."""
+    check_seed(params, rule)
     key = params.seed if params.seed is not None else noise_key
     if key is None:
         key = secrets.randbelow(MAX_GENERATED_SEED + 1)
-    return key, key if is_repeatable else None
+    return key, key if RULES[rule].is_path_exact else None

@@ -33,7 +33,7 @@ from forerun.types import (
     TokenLogprob,
     Verdict,
 )
-from forerun.verify import RULES
+from forerun.verify import verify
 
 MAX_STEP_NODES = MAX_DRAFT_NODES - 1  # with the last token's, 64 rows
 NO_PLAN = Plan(Draft(), None, (), 0)
@@ -112,7 +112,7 @@ def _finish_step(
     verify_began = time.perf_counter()
     request, draft, committed_len = run.request, plan.draft, run.sequence.committed_len
     laws = law_at(run, draft, rows)
-    verdict = RULES[request.rule].verify(draft, laws, run.sampler, request.noise_key, committed_len)
+    rule, verdict = verify(request.rule, draft, laws, run.sampler, request.noise_key, committed_len)
     verify_ended = time.perf_counter()
     tokens = _emit(run, draft, verdict, rows)
     emitted = tuple(token.token_id for token in tokens)
@@ -128,9 +128,7 @@ def _finish_step(
     )
     if run.planner is not None and kind == "decode":
         run.planner.learn(plan, len(emitted), timings)
-    record = StepRecord(
-        step, kind, committed_len, num_rows, draft, request.rule, verdict, emitted, timings, plan.decision
-    )
+    record = StepRecord(step, kind, committed_len, num_rows, draft, rule, verdict, emitted, timings, plan.decision)
     return StepOutcome(record, tokens)
 
 

@@ -28,7 +28,7 @@ import numpy as np
 from forerun.errors import EngineFault
 from forerun.sampling.history import PathHistory, uses_history
 from forerun.sampling.noise import Stream
-from forerun.types import Float32Array, Float64Array, Int32Array, SamplingParams, TokenLogprob
+from forerun.types import MAX_DRAFT_NODES, Float32Array, Float64Array, Int32Array, SamplingParams, TokenLogprob
 
 NO_IDS: Int32Array = np.empty(0, np.int32)
 _ONE: Float64Array = np.ones(1)
@@ -60,12 +60,17 @@ class Law:
             return None
         return self.token_ids.item(0)
 
+    def index(self, token_id: int) -> int | None:
+        """Where the weight of an id is, None when it isn't kept."""
+        if self.token_ids is None:
+            return token_id
+        at = int(self.token_ids.searchsorted(token_id))
+        return at if at < len(self.token_ids) and self.token_ids[at] == token_id else None
+
     def weight(self, token_id: int) -> float:
         """The weight of an id, 0 when it isn't kept."""
-        if self.token_ids is None:
-            return self.weights.item(token_id)
-        at = int(self.token_ids.searchsorted(token_id))
-        return self.weights.item(at) if at < len(self.token_ids) and self.token_ids[at] == token_id else 0.0
+        at = self.index(token_id)
+        return 0.0 if at is None else self.weights.item(at)
 
     def prob(self, token_id: int) -> float:
         """p(id)."""
@@ -124,6 +129,18 @@ class RowSampler(Protocol):
             EngineFault: no weight is positive, or the address is out of range.
         """
 
+    def draw(
+        self, law: Law, key: int, pos: int, count: int, stream: Stream = Stream.SHARED, committed_len: int = 0
+    ) -> tuple[int, ...]:
+        """The ids of the `count` least E / p in ascending order, ties by lowest id.
+
+        That is a draw without replacement in the order of drawing, and its first id is that of `sample`. Ids whose p is
+        0 are never drawn, so there may be fewer.
+
+        Raises:
+            EngineFault: as for `sample`, or count isn't from 1 to `MAX_DRAFT_NODES`.
+        """
+
     def score(self, law: Law, key: int, pos: int, token_id: int) -> float | None:
         """The score that `sample` compared for one id; None where p is 0 or the law keeps a single id."""
 
@@ -150,25 +167,14 @@ def is_cut(params: SamplingParams, vocab_size: int) -> bool:
     return params.is_greedy or 0 < params.top_k < vocab_size or params.top_p < 1.0 or params.min_p > 0.0
 
 
+def check_count(count: int) -> None:
+    """Raises EngineFault unless that many ids can be drawn at once."""
+    if not 1 <= count <= MAX_DRAFT_NODES:
+        raise EngineFault(f"{count} ids can't be drawn at once, only 1 to {MAX_DRAFT_NODES}")
+
+
 def check_token_ids(token_ids: Iterable[int], vocab_size: int) -> None:
     """Raises ValueError when an id lies outside the vocabulary."""
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
             raise ValueError(f"token id {token_id} lies outside the vocabulary of {vocab_size}")
-
-
-def draft_token(sampler: RowSampler, q_V: Float64Array, stream: Stream, key: int, committed_len: int, pos: int) -> int:
-    """One child drawn from a drafter's law, for a sampled draft node.
-
-    Args:
-        sampler: either sampler.
-        q_V: [V] float64, the law over target ids; a reduced draft vocabulary leaves zeros.
-        stream: SHARED for `coupled`, which then tends to draw what the target will; DRAFT for the ratio rules.
-        key: the request's seed.
-        committed_len: tokens committed before the step.
-        pos: index of the proposed token.
-    """
-    if stream not in (Stream.SHARED, Stream.DRAFT):
-        raise EngineFault(f"drafts are drawn from SHARED or DRAFT noise, not {stream.name}")
-    in_step = committed_len if stream is Stream.DRAFT else 0
-    return sampler.sample(Law(None, q_V, 1.0), key, pos, stream, in_step).token_id

@@ -7,7 +7,7 @@ import numpy as np
 import forerun._native as _native
 from forerun.errors import EngineFault
 from forerun.sampling import noise
-from forerun.sampling.distribution import NO_IDS, Law, Race, check_token_ids, is_cut
+from forerun.sampling.distribution import NO_IDS, Law, Race, check_count, check_token_ids, is_cut
 from forerun.sampling.history import PathHistory
 from forerun.sampling.noise import Stream
 from forerun.types import Float32Array, Float64Array, Int32Array, SamplingParams, TokenLogprob
@@ -63,6 +63,23 @@ class NativeSampler:
         except ValueError as error:
             raise EngineFault(str(error)) from None
         return Race(token_id, ratio * law.total)
+
+    def draw(
+        self, law: Law, key: int, pos: int, count: int, stream: Stream = Stream.SHARED, committed_len: int = 0
+    ) -> tuple[int, ...]:
+        """See `RowSampler.draw`."""
+        check_count(count)
+        only_id = law.only_id
+        if only_id is not None:
+            return (only_id,)
+        noise.check_address(key, pos, committed_len)
+        address = (key, pos, committed_len, stream)
+        try:
+            if law.token_ids is None:
+                return tuple(_native.sampling_draw(law.weights, *address, count))
+            return tuple(_native.sampling_draw_of(law.token_ids, law.weights, *address, count))
+        except ValueError as error:
+            raise EngineFault(str(error)) from None
 
     def score(self, law: Law, key: int, pos: int, token_id: int) -> float | None:
         """See `RowSampler.score`."""

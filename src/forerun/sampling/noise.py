@@ -7,12 +7,13 @@ A uniform is u = (n + 1/2) 2^-52 with n the top 52 bits of (word 1 : word 0), so
 | stream   | index      | position          | committed_len         | read by |
 |----------|------------|-------------------|-----------------------|---------|
 | SHARED   | token id   | the token's index | 0                     | plain sampling, `coupled`, its drafters |
-| DRAFT    | token id   | the token's index | length before a step  | drafters for the ratio rules |
+| DRAFT    | token id   | node index        | length before a step  | drafters for the ratio rules |
 | COIN     | node index | 0                 | length before a step  | acceptance tests of the ratio rules |
-| RESIDUAL | token id   | 0                 | length before a step  | the last draw of the ratio rules |
+| RESIDUAL | token id   | the token's index | length before a step  | draws of the ratio rules from what is left |
 
 Only SHARED is keyed by position alone: a ratio rule whose noise came back in a later step would be biased, while
-committed_len grows with every step.
+committed_len grows with every step. DRAFT is keyed by the (first) node that a draw is for, not by its position: a rule
+that tests leaves first would be biased if two branches were drawn with the same noise.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import numpy as np
 
 from forerun.errors import EngineFault
 from forerun.sampling import math64, noise
-from forerun.sampling.distribution import NO_IDS, Law, Race, check_token_ids, is_cut
+from forerun.sampling.distribution import NO_IDS, Law, Race, check_count, check_token_ids, is_cut
 from forerun.sampling.history import PathHistory
 from forerun.sampling.noise import Stream
 from forerun.types import Float32Array, Float64Array, Int32Array, SamplingParams, TokenLogprob
@@ -48,15 +48,19 @@ class ReferenceSampler:
         """See `RowSampler.sample`."""
         if law.only_id is not None:
             return Race(law.only_id, None)
-        token_ids = np.arange(len(law.weights)) if law.token_ids is None else law.token_ids
-        token_ids = token_ids[law.weights > 0.0]
-        if len(token_ids) == 0:
-            raise EngineFault("the law has no positive weight")
-        e = noise.exponentials(key, token_ids.astype(np.uint64), pos, committed_len, stream)
-        with np.errstate(over="ignore"):  # a weight near 2^-1022 scores +inf
-            ratios = e / law.weights[law.weights > 0.0]
+        token_ids, ratios = _ratios(law, key, pos, stream, committed_len)
         winner = int(ratios.argmin())  # the first of equals is the lowest id
         return Race(int(token_ids[winner]), ratios.item(winner) * law.total)
+
+    def draw(
+        self, law: Law, key: int, pos: int, count: int, stream: Stream = Stream.SHARED, committed_len: int = 0
+    ) -> tuple[int, ...]:
+        """See `RowSampler.draw`."""
+        check_count(count)
+        if law.only_id is not None:
+            return (law.only_id,)
+        token_ids, ratios = _ratios(law, key, pos, stream, committed_len)
+        return tuple(token_ids[np.lexsort((token_ids, ratios))[:count]].tolist())
 
     def score(self, law: Law, key: int, pos: int, token_id: int) -> float | None:
         """See `RowSampler.score`."""
@@ -82,6 +86,17 @@ class ReferenceSampler:
         values_V = (x_V - max_x) - log_total
         top = tuple((int(i), values_V.item(i)) for i in _order(x_V)[:num_top])
         return TokenLogprob(token_id, values_V.item(token_id), top)
+
+
+def _ratios(law: Law, key: int, pos: int, stream: Stream, committed_len: int) -> tuple[Int32Array, Float64Array]:
+    """The ids of positive weight, ascending, and E / weight of each."""
+    token_ids = np.arange(len(law.weights), dtype=np.int32) if law.token_ids is None else law.token_ids
+    token_ids = token_ids[law.weights > 0.0]
+    if len(token_ids) == 0:
+        raise EngineFault("the law has no positive weight")
+    e = noise.exponentials(key, token_ids.astype(np.uint64), pos, committed_len, stream)
+    with np.errstate(over="ignore"):  # a weight near 2^-1022 scores +inf
+        return token_ids, e / law.weights[law.weights > 0.0]
 
 
 def processed_logits(

@@ -11,8 +11,8 @@ pruning is exact, and the output equals plain decoding with the same seed token 
 from __future__ import annotations
 
 from forerun.sampling.distribution import RowSampler
-from forerun.types import Draft, NextKind, NodeTest, Verdict
-from forerun.verify.rule import LawAt, Rule
+from forerun.types import Draft, NodeTest, Verdict
+from forerun.verify.rule import ANY_PRUNING, ANY_STREAM, LawAt, Rule, children_by_parent, next_kind
 
 
 def verify(draft: Draft, law_at: LawAt, sampler: RowSampler, key: int, committed_len: int) -> Verdict:
@@ -34,11 +34,10 @@ def verify(draft: Draft, law_at: LawAt, sampler: RowSampler, key: int, committed
         for child in candidates:
             token_id = draft.token_ids[child]
             is_drawn = token_id == race.token_id
+            is_kept = is_drawn and node < 0  # siblings that were drawn with replacement may be equal
             score = race.score if is_drawn else sampler.score(law, key, pos, token_id)
-            q_V = draft.q_rows[child]
-            q = 1.0 if q_V is None else q_V.item(token_id)
-            tests.append(NodeTest(child, is_drawn, law.prob(token_id), q, score))
-            if is_drawn:
+            tests.append(NodeTest(child, is_kept, law.prob(token_id), draft.drafted_prob(child), score))
+            if is_kept:
                 node = child
         if node < 0:
             kind = next_kind(draft, reached_leaf=not candidates)
@@ -47,25 +46,12 @@ def verify(draft: Draft, law_at: LawAt, sampler: RowSampler, key: int, committed
         accepted.append(node)
 
 
-def children_by_parent(draft: Draft) -> dict[int, list[int]]:
-    """The children of each inner node in draw order; -1 is the root."""
-    children: dict[int, list[int]] = {}
-    for node, parent in enumerate(draft.parents):
-        children.setdefault(parent, []).append(node)
-    return children
-
-
-def next_kind(draft: Draft, reached_leaf: bool) -> NextKind:
-    """What the token after the accepted path is called."""
-    if draft.num_nodes == 0:
-        return "plain"
-    return "bonus" if reached_leaf else "correction"
-
-
 RULE = Rule(
     name="coupled",
     verify=verify,
-    accepts_trees=True,
-    sampled_streams=frozenset(("shared", "draft")),
     is_path_exact=True,
+    accepts_trees=True,
+    accepts_mixed=True,
+    streams=ANY_STREAM,
+    prunings=ANY_PRUNING,
 )
