@@ -64,6 +64,13 @@ double logprobs(Sampler& self, Vector<const float> logits, int32_t token_id, Vec
   return self.logprobs(logits.data(), token_id, out_ids.shape(0), out_ids.data(), out_logprobs.data());
 }
 
+void top_ids(Sampler& self, Vector<const float> logits, Vector<int32_t> out_ids) {
+  check_size(logits.shape(0), self.vocab_size(), "logits");
+  if (out_ids.shape(0) > logits.shape(0)) throw std::domain_error("out_ids is longer than the vocabulary");
+  nb::gil_scoped_release unlocked;
+  self.top_ids(logits.data(), out_ids.shape(0), out_ids.data());
+}
+
 NoiseAddress address(uint64_t seed, uint32_t position, uint32_t committed_len, uint32_t stream) {
   if (stream > static_cast<uint32_t>(Stream::kResidual)) throw std::domain_error("there is no such noise stream");
   return {seed, position, committed_len, static_cast<Stream>(stream)};
@@ -162,5 +169,6 @@ void bind_sampling(nb::module_& m) {
       .def_prop_ro("vocab_size", &Sampler::vocab_size)
       .def("law", &law, "logits"_a, "params"_a, "history_ids"_a, "output_counts"_a, "path_ids"_a, "banned_ids"_a,
            "out_ids"_a, "out_weights"_a)
-      .def("logprobs", &logprobs, "logits"_a, "token_id"_a, "out_ids"_a, "out_logprobs"_a);
+      .def("logprobs", &logprobs, "logits"_a, "token_id"_a, "out_ids"_a, "out_logprobs"_a)
+      .def("top_ids", &top_ids, "logits"_a, "out_ids"_a);
 }

@@ -131,6 +131,7 @@ std::vector<int32_t> draw(const int32_t* ids, const double* weights, size_t size
 Sampler::Sampler(int vocab_size)
     : x_(static_cast<size_t>(vocab_size)),
       weights_(x_.size()),
+      maxima_((x_.size() + simd::kMaximaBlock - 1) / simd::kMaximaBlock),
       found_(x_.size()),
       path_counts_(x_.size(), kUnseen) {
   entries_.reserve(x_.size());
@@ -299,6 +300,35 @@ double Sampler::logprobs(const float* logits, int32_t token_id, size_t num_top, 
     }
   }
   return (x_[token_id] - max) - log_total;
+}
+
+// A block whose maximum is below the k-th largest maximum has nothing to give: k values elsewhere are larger. So the
+// first pass over the row is all vectors, and the second one sees about k blocks.
+void Sampler::top_ids(const float* logits, size_t num_top, int32_t* out_ids) {
+  if (num_top == 0) return;
+  kernels().block_maxima(logits, x_.size(), maxima_.data());
+  entries_.clear();
+  keep_largest(maxima_.data(), maxima_.size(), 0, num_top);
+  const double bound = entries_.back().value;
+  entries_.clear();
+  for (size_t block = 0; block < maxima_.size(); ++block) {
+    const bool is_full = entries_.size() == num_top;
+    if (maxima_[block] < bound || (is_full && !(maxima_[block] > entries_.back().value))) continue;
+    const size_t first = block * simd::kMaximaBlock;
+    keep_largest(logits + first, std::min(simd::kMaximaBlock, x_.size() - first), first, num_top);
+  }
+  for (size_t i = 0; i < num_top; ++i) out_ids[i] = entries_[i].id;
+}
+
+// Merges values whose ids are higher than all before into entries_, which keeps the k > 0 largest in order.
+void Sampler::keep_largest(const float* values, size_t size, size_t first_id, size_t k) {
+  for (size_t i = 0; i < size; ++i) {
+    const bool is_full = entries_.size() == k;
+    if (is_full && !(values[i] > entries_.back().value)) continue;
+    const Entry entry{std::isnan(values[i]) ? -simd::kInf : values[i], static_cast<int32_t>(first_id + i)};
+    if (is_full) entries_.pop_back();
+    entries_.insert(std::upper_bound(entries_.begin(), entries_.end(), entry, kLikelier), entry);
+  }
 }
 
 }  // namespace forerun::sampling

@@ -96,6 +96,10 @@ class Sampler {
   // Log-softmax of the raw row at token_id; writes the num_top most likely ids and their values.
   double logprobs(const float* logits, int32_t token_id, size_t num_top, int32_t* out_ids, double* out_logprobs);
 
+  // Writes the ids of the num_top <= vocab_size largest logits, largest first, ties by lowest id; NaN counts as -inf.
+  // Reads the row about once; num_top is meant to be small.
+  void top_ids(const float* logits, size_t num_top, int32_t* out_ids);
+
  private:
   struct Entry {
     double value;
@@ -105,12 +109,14 @@ class Sampler {
   double load(const float* logits);
   void penalise(const LawParams& params, const PathHistory& history);
   void select_largest(size_t k);
+  void keep_largest(const float* values, size_t size, size_t first_id, size_t k);
   size_t keep_top_p(double top_p, double total, size_t size, bool has_ids, int32_t* ids, double* weights);
   size_t keep_min_p(double min_p, size_t size, bool has_ids, int32_t* ids, double* weights);
   void check_ids(Span<int32_t> ids) const;
 
   std::vector<double> x_;             // processed logits
   std::vector<double> weights_;       // of log-softmax
+  std::vector<float> maxima_;         // of a row's blocks
   std::vector<int32_t> found_;        // indices
   std::vector<int32_t> path_counts_;  // kUnseen between calls
   std::vector<Entry> entries_;

@@ -47,6 +47,7 @@ struct Vectors {
   typedef uint64_t Words __attribute__((vector_size(8 * W)));
   typedef float Floats __attribute__((vector_size(4 * W)));
   typedef uint32_t HalfWords __attribute__((vector_size(4 * W)));
+  typedef float WideFloats __attribute__((vector_size(8 * W)));
 };
 
 // product: out[j] = the low 32 bits of a[j], times m. at_least: bit j is set where x[j] >= y[j].
@@ -259,6 +260,33 @@ FORERUN_INLINE RowScan widen_body(const float* logits, size_t size, double* x) {
   return scan;
 }
 
+constexpr size_t kMaximaBlock = 128;
+
+// maxima[b] = the largest of x at kMaximaBlock b to kMaximaBlock (b + 1) - 1; NaN counts as -inf.
+template <typename Isa>
+FORERUN_INLINE void block_maxima_body(const float* x, size_t size, float* maxima) {
+  using Floats = typename Isa::WideFloats;
+  constexpr size_t kWidth = 2 * Isa::kWidth;
+  constexpr float kLeast = -std::numeric_limits<float>::infinity();
+  for (size_t first = 0; first < size; first += kMaximaBlock) {
+    const size_t count = size - first < kMaximaBlock ? size - first : kMaximaBlock;
+    Floats a = Floats{} + kLeast, b = a;  // two chains, because each maximum waits for the one before
+    size_t i = first;
+    for (; i + 2 * kWidth <= first + count; i += 2 * kWidth) {
+      Floats next;
+      load(next, x + i);
+      a = next > a ? next : a;
+      load(next, x + i + kWidth);
+      b = next > b ? next : b;
+    }
+    a = b > a ? b : a;
+    float max = kLeast;
+    for (size_t j = 0; j < kWidth; ++j) max = a[j] > max ? a[j] : max;
+    for (; i < first + count; ++i) max = x[i] > max ? x[i] : max;
+    maxima[first / kMaximaBlock] = max;
+  }
+}
+
 // Writes the indices of the values in [low, high), ascending, and returns their number. No value is NaN.
 template <typename Isa>
 FORERUN_INLINE size_t between_body(const double* values, size_t size, double low, double high, int32_t* found) {
@@ -403,6 +431,7 @@ struct Kernels {
   double (*weigh)(const double*, size_t, double, double, double*);
   RowScan (*widen)(const float*, size_t, double*);
   double (*max)(const double*, size_t);
+  void (*block_maxima)(const float*, size_t, float*);
   size_t (*between)(const double*, size_t, double, double, int32_t*);
   RaceResult (*race)(const int32_t*, const double*, size_t, const NoiseAddress&);
   void (*race_for)(const int32_t*, const double*, size_t, const NoiseAddress&, Podium&);
@@ -418,6 +447,9 @@ struct Kernels {
       return widen_body<Isa>(from, size, x);                                                                         \
     }                                                                                                                \
     TARGET static double max(const double* x, size_t size) { return max_body<Isa>(x, size); }                        \
+    TARGET static void block_maxima(const float* x, size_t size, float* maxima) {                                    \
+      block_maxima_body<Isa>(x, size, maxima);                                                                       \
+    }                                                                                                                \
     TARGET static size_t between(const double* x, size_t size, double low, double high, int32_t* found) {            \
       return between_body<Isa>(x, size, low, high, found);                                                           \
     }                                                                                                                \
@@ -430,7 +462,7 @@ struct Kernels {
                                 Podium& podium) {                                                                    \
       race_body<Isa>(ids, weights, size, at, podium);                                                                \
     }                                                                                                                \
-    static constexpr Kernels table{lane_sum, weigh, widen, max, between, race, race_for};                            \
+    static constexpr Kernels table{lane_sum, weigh, widen, max, block_maxima, between, race, race_for};              \
   }
 
 FORERUN_KERNELS(Baseline, );

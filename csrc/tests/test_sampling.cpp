@@ -2,10 +2,12 @@
 // equal bits. What the numbers must be is tested against the numpy reference.
 #include "sampling.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 #include <vector>
 
@@ -94,6 +96,30 @@ void test_levels_agree() {
   }
 }
 
+// Blocks are 128 values, vectors up to 16 and two of them go at a time: sizes around all of these, on every level.
+void test_top_ids() {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const int size : {1, 2, 7, 31, 33, 127, 128, 129, 160, 255, 256, 257, 1500, 5000}) {
+    std::vector<float> row = row_of(size);
+    for (int i = 0; i < size; i += 5) row[i] = row[size / 2];
+    for (int i = 1; i < size; i += 7) row[i] = nan;
+    for (const size_t num_top : {0, 1, 3, 8, 200}) {
+      if (num_top > row.size()) continue;
+      std::vector<int32_t> want(row.size());
+      std::iota(want.begin(), want.end(), 0);
+      const auto value = [&](int32_t id) { return std::isnan(row[id]) ? -INFINITY : row[id]; };
+      std::stable_sort(want.begin(), want.end(), [&](int32_t a, int32_t b) { return value(a) > value(b); });
+      want.resize(num_top);
+      for (int level = 0; level <= max_isa_level(); ++level) {
+        set_isa_level(level);
+        std::vector<int32_t> got(num_top);
+        Sampler(size).top_ids(row.data(), num_top, got.data());
+        check(got == want, "the largest logits are those that sorting gives");
+      }
+    }
+  }
+}
+
 template <typename Call>
 void check_refused(const Call& call, const char* what) {
   bool is_refused = false;
@@ -125,6 +151,7 @@ void test_refusals() {
 
 int main() {
   test_levels_agree();
+  test_top_ids();
   test_refusals();
   std::puts("sampling: all tests passed");
   return 0;

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from forerun import _native
+from forerun.errors import EngineFault
 from forerun.sampling import make_sampler
 from forerun.sampling.distribution import Law
 from forerun.sampling.history import History
@@ -211,6 +212,34 @@ def test_logprobs_equal(vocab_size: int) -> None:
     for row in rows(vocab_size).values():
         for token_id in (0, vocab_size - 1):
             assert native.logprobs(row, token_id, 20) == reference.logprobs(row, token_id, 20)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2, 7, 127, 128, 129, 257, 300, 1500, 49_153])
+def test_top_ids_equal(vocab_size: int) -> None:
+    native, reference = make_sampler(vocab_size), make_sampler(vocab_size, "numpy")
+    rng = np.random.default_rng(vocab_size)
+    cases = rows(vocab_size)
+    cases["descending"] = -cases["ascending"]
+    holes = cases["natural"].copy()
+    holes[rng.random(vocab_size) < 0.3] = np.nan
+    holes[rng.random(vocab_size) < 0.1] = -np.inf
+    holes[vocab_size // 2] = np.inf
+    cases |= {"holes": holes, "nothing": np.full(vocab_size, np.nan, np.float32)}
+    for name, row in cases.items():
+        for n in (1, 2, 8, 33):
+            got = native.top_ids(row, n)
+            assert got.dtype == np.int32
+            assert got.tolist() == reference.top_ids(row, n).tolist(), (name, n)
+
+
+def test_top_ids_orders_by_value_then_id_and_takes_what_is_not_a_number_last() -> None:
+    row = np.array([1.0, np.nan, 3.0, -np.inf, 3.0, 0.0, -0.0, np.inf], np.float32)
+    for sampler in (make_sampler(8), make_sampler(8, "numpy")):
+        assert sampler.top_ids(row, 8).tolist() == [7, 2, 4, 0, 5, 6, 1, 3]
+        assert sampler.top_ids(row, 20).tolist() == [7, 2, 4, 0, 5, 6, 1, 3]
+        assert sampler.top_ids(row, 0).tolist() == []
+        with pytest.raises(EngineFault, match="logits has 7 entries, but the vocabulary has 8"):
+            sampler.top_ids(row[:7], 2)
 
 
 def test_levels_beyond_the_cpu_are_refused() -> None:

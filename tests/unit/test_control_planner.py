@@ -1,4 +1,4 @@
-"""The controller against simulated requests: known costs, known acceptance, a clock that only simulated work moves."""
+"""The controller against simulated requests: known costs, known acceptance, time that only simulated work takes."""
 
 from __future__ import annotations
 
@@ -112,15 +112,7 @@ class SimulatedDrafter(QuietDrafter):
             guess.append(sim.truth[depth] if right else NUM_IDS)
         cells = tuple(min(depth, 7) for depth in range(len(guess)))
         num_steps = 0 if sim.is_free else len(guess)
-        return Proposal(Draft.chain(tuple(guess), "simulated"), cells, num_steps)
-
-
-@pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[Simulation], None]:
-    def use(simulation: Simulation) -> None:
-        monkeypatch.setattr(planner_module.time, "perf_counter", lambda: simulation.now)
-
-    return use
+        return Proposal(Draft.chain(tuple(guess), "simulated"), cells, num_steps, num_steps * sim.draft_step_s)
 
 
 def cheap_rows(rows: int) -> float:
@@ -142,32 +134,23 @@ def best_fixed(pass_s: Callable[[int], float], a: float, draft_step_s: float = 0
 
 @pytest.mark.parametrize("a", [0.1, 0.3, 0.5, 0.7, 0.9])
 @pytest.mark.parametrize("pass_s", [cheap_rows, dear_rows])
-def test_free_drafts_within_three_percent_of_the_best_fixed_count(
-    clock: Callable[[Simulation], None], pass_s: Callable[[int], float], a: float
-) -> None:
+def test_free_drafts_within_three_percent_of_the_best_fixed_count(pass_s: Callable[[int], float], a: float) -> None:
     simulation = Simulation(pass_s, lambda step, depth: a)
-    clock(simulation)
     planner = simulation.planner()
     simulation.run(planner, 200)
     assert simulation.run(planner, 4000) > 0.97 * best_fixed(pass_s, a)
 
 
 @pytest.mark.parametrize(("a", "draft_step_s"), [(0.9, 1e-4), (0.8, 3e-4), (0.6, 3e-4), (0.2, 1e-3), (0.5, 2.5e-3)])
-def test_drafts_that_cost_time_within_three_percent_of_the_best(
-    clock: Callable[[Simulation], None], a: float, draft_step_s: float
-) -> None:
+def test_drafts_that_cost_time_within_three_percent_of_the_best(a: float, draft_step_s: float) -> None:
     simulation = Simulation(cheap_rows, lambda step, depth: a, draft_step_s)
-    clock(simulation)
     planner = simulation.planner()
     simulation.run(planner, 200)
     assert simulation.run(planner, 4000) > 0.97 * best_fixed(cheap_rows, a, draft_step_s)
 
 
-def test_a_losing_drafter_is_off_within_64_steps_and_probes_cost_half_a_percent(
-    clock: Callable[[Simulation], None],
-) -> None:
+def test_a_losing_drafter_is_off_within_64_steps_and_probes_cost_half_a_percent() -> None:
     simulation = Simulation(cheap_rows, lambda step, depth: 0.02, 1e-3)
-    clock(simulation)
     planner = simulation.planner()
     simulation.run(planner, 64)
     drafted = simulation.num_draft_steps
@@ -177,9 +160,8 @@ def test_a_losing_drafter_is_off_within_64_steps_and_probes_cost_half_a_percent(
 
 
 @pytest.mark.parametrize("draft_step_s", [0.0, 2e-4])
-def test_recovers_within_100_steps_of_a_change(clock: Callable[[Simulation], None], draft_step_s: float) -> None:
+def test_recovers_within_100_steps_of_a_change(draft_step_s: float) -> None:
     simulation = Simulation(cheap_rows, lambda step, depth: 0.03 if step < 1000 else 0.9, draft_step_s)
-    clock(simulation)
     planner = simulation.planner()
     simulation.run(planner, 1000)
     assert sum(simulation.counts[-100:]) < 100
@@ -187,28 +169,25 @@ def test_recovers_within_100_steps_of_a_change(clock: Callable[[Simulation], Non
     assert simulation.run(planner, 500) > 0.95 * best_fixed(cheap_rows, 0.9, draft_step_s)
 
 
-def test_a_wrong_curve_is_corrected(clock: Callable[[Simulation], None]) -> None:
+def test_a_wrong_curve_is_corrected() -> None:
     # Rows were thought to be free, and are not.
     simulation = Simulation(dear_rows, lambda step, depth: 0.4)
-    clock(simulation)
     planner = simulation.planner(CostCurve.flat(2.5e-3))
     simulation.run(planner, 300)
     assert simulation.run(planner, 1000) > 0.97 / (dear_rows(1) + OVERHEAD_S)
 
 
-def test_never_more_than_k_and_fixed_is_exactly_k(clock: Callable[[Simulation], None]) -> None:
+def test_never_more_than_k_and_fixed_is_exactly_k() -> None:
     for policy in ("adaptive", "fixed"):
         simulation = Simulation(cheap_rows, lambda step, depth: 0.95, k=3, policy=policy)  # type: ignore[arg-type]
-        clock(simulation)
         simulation.run(simulation.planner(), 200)
         assert max(simulation.counts) == 3
         assert policy == "adaptive" or set(simulation.counts) == {3}
 
 
-def test_a_worthless_second_drafter_changes_next_to_nothing(clock: Callable[[Simulation], None]) -> None:
+def test_a_worthless_second_drafter_changes_next_to_nothing() -> None:
     def rate(num_worthless: int) -> float:
         good = Simulation(cheap_rows, lambda step, depth: 0.8)
-        clock(good)
         bad = Simulation(cheap_rows, lambda step, depth: 0.0, seed=9)
         sources = [good, *[bad] * num_worthless]
         curve = CostCurve(tuple(range(1, 65)), tuple(cheap_rows(rows) for rows in range(1, 65)), 0, 0.0, 0.0)
@@ -219,9 +198,8 @@ def test_a_worthless_second_drafter_changes_next_to_nothing(clock: Callable[[Sim
     assert rate(1) > 0.98 * rate(0)
 
 
-def test_decisions_say_what_was_expected_and_why(clock: Callable[[Simulation], None]) -> None:
+def test_decisions_say_what_was_expected_and_why() -> None:
     simulation = Simulation(cheap_rows, lambda step, depth: 0.9)
-    clock(simulation)
     planner = simulation.planner()
     simulation.run(planner, 300)
     simulation.truth, simulation.rng = [1] * 9, random.Random(0)

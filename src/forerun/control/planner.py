@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,7 +53,6 @@ class _Lane:
         Raises:
             EngineFault: the drafter broke its promises.
         """
-        began = time.perf_counter()
         proposal = self.drafter.propose(Budget(max_nodes, min_survivals, self.rates.rate))
         num_nodes = proposal.draft.num_nodes
         if num_nodes > max_nodes:
@@ -65,7 +63,7 @@ class _Lane:
             raise EngineFault(f"drafter {self.source.name} gave {len(proposal.cells)} cells for {num_nodes} nodes")
         proposal.draft.check_integrity()
         if proposal.num_steps:
-            seconds = (time.perf_counter() - began) / proposal.num_steps
+            seconds = proposal.steps_s / proposal.num_steps
             self.step_s = seconds if self.step_s is None else self.step_s + 0.125 * (seconds - self.step_s)
         self.num_silent = 0 if proposal.draft.num_nodes else self.num_silent + 1
         return proposal

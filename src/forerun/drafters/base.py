@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
+from forerun.models.bound import BindSettings
 from forerun.models.tokenizer import Tokenizer
 from forerun.ops.base import Executor
 from forerun.sampling.distribution import RowSampler
@@ -30,6 +31,7 @@ class DraftTarget:
         tokenizer: text to ids and back.
         vocab_size: ids are below this.
         max_model_len: tokens of prompt and output at most.
+        settings: how it was bound; a second model is bound likewise.
     """
 
     executor: Executor
@@ -37,6 +39,7 @@ class DraftTarget:
     tokenizer: Tokenizer
     vocab_size: int
     max_model_len: int
+    settings: BindSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +91,14 @@ class Proposal:
     Attributes:
         draft: the nodes.
         cells: per node its cell of the source's acceptance table: nodes of a cell are right about equally often.
-        num_steps: draft passes it took; 0 for drafters without a model.
+        num_steps: draft passes it took; 0 for drafters without a model. Passes that only caught up don't count.
+        steps_s: seconds of these passes.
     """
 
     draft: Draft
     cells: tuple[int, ...]
     num_steps: int = 0
+    steps_s: float = 0.0
 
 
 NOTHING = Proposal(Draft(), ())

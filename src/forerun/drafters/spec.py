@@ -13,12 +13,13 @@ import dataclasses
 from dataclasses import dataclass
 
 from forerun.drafters.base import DrafterOptions
+from forerun.drafters.draft_model import DraftModelOptions
 from forerun.drafters.ngram import NgramOptions
 from forerun.errors import ConfigError
 from forerun.types import VerifyRule
 from forerun.verify import RULES, check_traits, drafting_stream
 
-REGISTRY: dict[str, type[DrafterOptions]] = {options.name: options for options in (NgramOptions,)}
+REGISTRY: dict[str, type[DrafterOptions]] = {options.name: options for options in (NgramOptions, DraftModelOptions)}
 
 # What `auto` runs: drafters that cost next to nothing, so that having all of them loses nothing.
 AUTO = "ngram"
@@ -119,12 +120,15 @@ def _read_options(name: str, pairs: str) -> DrafterOptions:
         if not equals or not text:
             raise ConfigError(f"{name}: setting {key} has no value; write {key}=VALUE")
         values[key] = _read_value(name, key, text, fields[key].default)
+    for key, field in fields.items():
+        if field.default is dataclasses.MISSING and key not in values:
+            raise ConfigError(f"{name}: setting {key} is missing; write {name}:{key}={key.upper()}")
     return REGISTRY[name](**values)
 
 
 def _read_value(name: str, key: str, text: str, default: object) -> int | float | str:
-    """A value of the type that the setting's default has."""
-    if isinstance(default, str):
+    """A value of the type that the setting's default has; what has none is a text."""
+    if isinstance(default, str) or default is dataclasses.MISSING:
         return text
     read, wanted = (int, "a whole number") if isinstance(default, int) else (float, "a number")
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,14 +16,12 @@ from forerun.engine.completion import Completion, StreamEvent
 from forerun.engine.engine import Engine
 from forerun.engine.request import Limits, Request, prepare
 from forerun.engine.step import MAX_STEP_NODES
-from forerun.errors import ConfigError, LoadError, RequestError
+from forerun.errors import ConfigError, RequestError
 from forerun.kv.pages import PageManager, num_pages_for
+from forerun.models.bound import BindSettings, bind_model, open_model
 from forerun.models.chat_template import encode_chat
-from forerun.models.loader import load_model
-from forerun.models.pull import resolve_model
 from forerun.models.store import cache_dir
 from forerun.models.tokenizer import check_text
-from forerun.ops import ExecutorConfig, create_executor
 from forerun.ops.base import Executor, KvType
 from forerun.sampling.distribution import RowSampler
 from forerun.types import SamplingParams, StepRecord, VerifyRule
@@ -87,31 +85,20 @@ class LLM:
             _in_range("threads", threads, threads, 1, None)
         if kv not in get_args(KvType):
             raise ConfigError(f"kv is {kv!r}, but must be one of: {', '.join(get_args(KvType))}")
+        settings = BindSettings(backend, device, quant, kv, threads, max(chunk, MAX_STEP_NODES + 1))
         # Local on purpose: once the backend has packed the weights, the mapped file and what was converted may go.
-        loaded = load_model(resolve_model(model, progress), quant, max_model_len or DEFAULT_MAX_MODEL_LEN)
-        with _named(loaded.path):
-            self.tokenizer = loaded.read_tokenizer()
-            self._chat_template = loaded.read_chat_template(self.tokenizer)
+        loaded = open_model(model, settings, max_model_len or DEFAULT_MAX_MODEL_LEN, progress)
         self.config = config = loaded.config
         default_len = min(config.context_length, DEFAULT_MAX_MODEL_LEN)
         max_len = _in_range("max_model_len", max_model_len, default_len, 2, config.context_length)
+        bound = bind_model(loaded, settings, max_len)
+        self.tokenizer, self._chat_template = bound.tokenizer, bound.chat_template
         self.limits = Limits(config.vocab_size, max_len, frozenset(self.tokenizer.eos_ids))
+        self.target: Executor = bound.executor
         pages = PageManager(num_pages_for(max_len))
-        executor_config = ExecutorConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            num_layers=config.num_layers,
-            attentions=loaded.attentions,
-            max_rows=max(chunk, MAX_STEP_NODES + 1),
-            num_pages=pages.num_pages,
-            kv_type=kv,
-            num_threads=threads,
-            device=device,
-        )
-        self.target: Executor = create_executor(backend, executor_config, loaded.forward)
         sampler = _create_sampler(config.vocab_size)
         self.engine = Engine(self.target, sampler, self.tokenizer, pages, chunk)
-        self._draft_target = DraftTarget(self.target, sampler, self.tokenizer, config.vocab_size, max_len)
+        self._draft_target = DraftTarget(self.target, sampler, self.tokenizer, config.vocab_size, max_len, settings)
         self._speculators: dict[Speculation, Speculator] = {}
         self._costs: StepCosts | None = None
         self._cost_key = _cost_key(loaded.path, quant, kv, self.target)
@@ -255,17 +242,6 @@ class LLM:
         *_, last = self._events(request, speculator, on_step)
         assert last.completion is not None
         return last.completion
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Puts the model's path before what is wrong with its tokenizer or template, unless it is named already."""
-    try:
-        yield
-    except LoadError as error:
-        if str(path) in str(error):
-            raise
-        raise LoadError(f"{path}: {error}") from error
 
 
 def _create_sampler(vocab_size: int) -> RowSampler:

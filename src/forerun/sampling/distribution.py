@@ -156,6 +156,22 @@ class RowSampler(Protocol):
             EngineFault: the row holds NaN or +inf, nothing but -inf, or the id lies outside the vocabulary.
         """
 
+    def top_ids(self, logits_V: Float32Array, n: int) -> Int32Array:
+        """The ids of the n largest logits, largest first, ties by lowest id; NaN counts as -inf.
+
+        It orders whatever it gets and so refuses no row. The native one takes the time of reading it, for small n.
+
+        Args:
+            logits_V: [V] float32, raw.
+            n: how many.
+
+        Returns:
+            [min(n, V)] int32, a new array.
+
+        Raises:
+            EngineFault: the row is not as long as the vocabulary.
+        """
+
 
 def argmax_suffices(params: SamplingParams) -> bool:
     """Whether `Law.point(argmax of the raw row)` is the law, as long as no id is banned."""

@@ -105,6 +105,15 @@ class NativeSampler:
             raise EngineFault(f"log-probabilities: {error}") from None
         return TokenLogprob(token_id, logprob, tuple(zip(ids.tolist(), values.tolist(), strict=True)))
 
+    def top_ids(self, logits_V: Float32Array, n: int) -> Int32Array:
+        """See `RowSampler.top_ids`."""
+        ids = np.empty(min(n, self.vocab_size), np.int32)
+        try:
+            self._native.top_ids(logits_V, ids)
+        except ValueError as error:
+            raise EngineFault(f"the largest logits: {error}") from None
+        return ids
+
     def _prepare(self, params: SamplingParams) -> _native.LawParams:
         known = self._prepared.get(id(params))
         if known is not None:

@@ -87,6 +87,16 @@ class ReferenceSampler:
         top = tuple((int(i), values_V.item(i)) for i in _order(x_V)[:num_top])
         return TokenLogprob(token_id, values_V.item(token_id), top)
 
+    def top_ids(self, logits_V: Float32Array, n: int) -> Int32Array:
+        """See `RowSampler.top_ids`."""
+        if len(logits_V) != self.vocab_size:
+            raise EngineFault(
+                f"the largest logits: logits has {len(logits_V)} entries, but the vocabulary has {self.vocab_size}"
+            )
+        x_V = logits_V.astype(np.float64)
+        x_V[np.isnan(x_V)] = -np.inf
+        return _order(x_V)[:n]
+
 
 def _ratios(law: Law, key: int, pos: int, stream: Stream, committed_len: int) -> tuple[Int32Array, Float64Array]:
     """The ids of positive weight, ascending, and E / weight of each."""

@@ -1,0 +1,104 @@
+"""A model bound to a backend: what a target and a draft model have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from forerun.errors import LoadError
+from forerun.kv.pages import num_pages_for
+from forerun.models.chat_template import ChatTemplate
+from forerun.models.config import ModelConfig
+from forerun.models.loader import LoadedModel, load_model
+from forerun.models.pull import resolve_model
+from forerun.models.tokenizer import Tokenizer
+from forerun.ops import ExecutorConfig, create_executor
+from forerun.ops.base import Executor, KvType
+
+
+@dataclass(frozen=True, slots=True)
+class BindSettings:
+    """How a model is loaded and bound.
+
+    Attributes:
+        backend: `native` or `torch`.
+        device: `cpu`, or for the torch backend `cuda` or `cuda:N`.
+        quant: as for `loader.load_model`.
+        kv: how keys and values are stored.
+        threads: threads to compute with; None leaves it to the backend.
+        max_rows: the most rows of one pass.
+    """
+
+    backend: str
+    device: str
+    quant: str
+    kv: KvType
+    threads: int | None
+    max_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class BoundModel:
+    """A model that can run.
+
+    Attributes:
+        path: its file or folder.
+        config: its sizes and constants.
+        tokenizer: text to ids and back.
+        chat_template: None for a model without.
+        executor: runs passes; its KV storage holds max_len tokens.
+        max_len: tokens of one sequence at most.
+    """
+
+    path: Path
+    config: ModelConfig
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    executor: Executor
+    max_len: int
+
+
+def open_model(
+    model: str | Path, settings: BindSettings, max_len: int | None, progress: Callable[[int, int], None] | None = None
+) -> LoadedModel:
+    """Finds and loads a model that `bind_model` then binds; the mapped file is held until then."""
+    return load_model(resolve_model(model, progress), settings.quant, max_len)
+
+
+def bind_model(loaded: LoadedModel, settings: BindSettings, max_len: int) -> BoundModel:
+    """Binds a loaded model to a backend, with KV storage for max_len tokens.
+
+    Raises:
+        ConfigError: a setting is out of range, or the backend is not available.
+        LoadError: the tokenizer, the template or a weight can't be used; names the file.
+    """
+    with _named(loaded.path):
+        tokenizer = loaded.read_tokenizer()
+        chat_template = loaded.read_chat_template(tokenizer)
+    config = loaded.config
+    executor_config = ExecutorConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_layers,
+        attentions=loaded.attentions,
+        max_rows=settings.max_rows,
+        num_pages=num_pages_for(max_len),
+        kv_type=settings.kv,
+        num_threads=settings.threads,
+        device=settings.device,
+    )
+    executor = create_executor(settings.backend, executor_config, loaded.forward)
+    return BoundModel(loaded.path, config, tokenizer, chat_template, executor, max_len)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Puts the model's path before what is wrong with its tokenizer or template, unless it is named already."""
+    try:
+        yield
+    except LoadError as error:
+        if str(path) in str(error):
+            raise
+        raise LoadError(f"{path}: {error}") from error
