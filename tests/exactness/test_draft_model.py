@@ -1,5 +1,6 @@
 """A second model drafts: the tokens stay the target's own, and a model that is the target is always right (F011)."""
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from forerun import LLM, RequestError, SamplingParams
 from forerun.types import StepRecord
+from tests.helpers.drafting import context, propose
 from tests.helpers.gguf_files import write_tiny_llama
 from tests.helpers.scripted import answer, complete
 
@@ -161,3 +163,30 @@ def test_f019_bad_settings_are_refused(llm: LLM, spec: str, message: str) -> Non
 
 
 PARAMS_GREEDY = SamplingParams(max_tokens=2)
+
+
+@pytest.mark.parametrize("shape", ["k=4", "k=3,width=2", "k=3,sample=argmax"])
+@pytest.mark.parametrize("name", ["greedy", "sampled", "penalties"])
+def test_after_any_history_it_proposes_what_a_fresh_one_would(llm: LLM, other: Path, name: str, shape: str) -> None:
+    """Rewinding leaves nothing behind: right, wrong and half-right guesses, steps without one, several at once."""
+    (source,) = llm.speculator(f"draft:model={other},{shape},policy=fixed").sources  # type: ignore[union-attr]
+    rng = random.Random(3)
+    prompt = llm.tokenizer.encode(PROMPT)
+    ids = list(prompt)
+    drafter = source.open(context(ids, params=params(name), noise_key=SEED, max_len=256))
+    for step in range(25):
+        proposal = propose(drafter, 12) if step % 4 else None
+        # The same tokens as output: penalties count a prompt's otherwise.
+        fresh = source.open(context(prompt, params=params(name), noise_key=SEED, max_len=256))
+        if len(ids) > len(prompt):
+            fresh.advance(ids[len(prompt) :])
+        if proposal is not None:
+            assert propose(fresh, 12).draft == proposal.draft
+        fresh.close()
+        chain = list(range(proposal.draft.num_nodes)) if proposal and "width" not in shape else []
+        num_right = rng.randrange(len(chain) + 1)
+        new = [proposal.draft.token_ids[node] for node in chain[:num_right]] if proposal else []  # type: ignore[union-attr]
+        new += [rng.randrange(3, 320) for _ in range(rng.randrange(1, 3))]
+        drafter.advance(new)
+        ids += new
+    drafter.close()

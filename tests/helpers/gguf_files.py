@@ -6,6 +6,7 @@ The reference `gguf` package writes them, so a test that reads them also tests o
 from __future__ import annotations
 
 import itertools
+import random
 import string
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -148,6 +149,7 @@ def write_tiny_llama(
     tied: bool = True,
     seed: int = 0,
     head_fmt: str | None = None,
+    order_seed: int | None = None,
 ) -> Path:
     """Writes one random llama model with a tokenizer and a ChatML template.
 
@@ -164,6 +166,7 @@ def write_tiny_llama(
         tied: leaves `output.weight` out, so the embedding is the LM head too.
         seed: of the weights.
         head_fmt: format of the embedding and of `output.weight`; None is `fmt`.
+        order_seed: gives the ordinary tokens other ids.
     Returns:
         The path.
     """
@@ -187,7 +190,7 @@ def write_tiny_llama(
         context_length=context_length,
     )
     formats = dict.fromkeys(("token_embd.weight", "output.weight"), head_fmt or fmt)
-    return write_gguf(path, metadata, tensors, fmt=fmt, formats=formats, vocab_size=vocab_size)
+    return write_gguf(path, metadata, tensors, fmt=fmt, formats=formats, vocab_size=vocab_size, order_seed=order_seed)
 
 
 def write_gguf(
@@ -199,6 +202,7 @@ def write_gguf(
     formats: Mapping[str, str] | None = None,
     vocab_size: int | None = None,
     architecture: str = "llama",
+    order_seed: int | None = None,
 ) -> Path:
     """Writes the given float32 tensors, matrices in `fmt` (or `formats[name]`), and a vocabulary if a size is given."""
     path = Path(path)
@@ -207,7 +211,7 @@ def write_gguf(
     for key, value in metadata.items():
         _add_value(writer, key, value)
     if vocab_size is not None:
-        _add_vocabulary(writer, vocab_size)
+        _add_vocabulary(writer, vocab_size, order_seed)
     for name, values in tensors.items():
         kind = _TYPES[(formats or {}).get(name, fmt) if values.ndim > 1 else "f32"]
         writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
@@ -231,8 +235,12 @@ def _add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_array(key, value)
 
 
-def _add_vocabulary(writer: gguf.GGUFWriter, vocab_size: int) -> None:
+def _add_vocabulary(writer: gguf.GGUFWriter, vocab_size: int, order_seed: int | None) -> None:
     tokens, merges, types = vocabulary(vocab_size)
+    if order_seed is not None:
+        normal = tokens[len(SPECIAL_TOKENS) :]
+        random.Random(order_seed).shuffle(normal)
+        tokens = [*SPECIAL_TOKENS, *normal]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)

@@ -16,11 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-import numpy as np
-
 from forerun.drafters.base import NOTHING, Budget, DraftContext, DraftTarget, Policy, Proposal
 from forerun.drafters.model_sequence import ModelSequence
-from forerun.drafters.vocabulary import check_same_vocabulary
+from forerun.drafters.vocabulary import SameVocabulary, Translation
 from forerun.errors import ConfigError
 from forerun.kv.pages import PageManager, num_pages_for
 from forerun.models.bound import BoundModel, bind_model, open_model
@@ -31,7 +29,6 @@ from forerun.types import (
     MAX_DRAFT_NODES,
     Draft,
     DraftTraits,
-    Float32Array,
     Float64Array,
     ForwardOutput,
     NoiseStream,
@@ -47,6 +44,8 @@ PRIOR_BY_Q = (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.85, 0.95)
 PRIOR_BY_DEPTH = 0.7
 # A pass over more tokens is catching up and says nothing about what drafting costs.
 MAX_STEP_ROWS = 4
+
+Sample = Literal["law", "argmax"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class DraftModelOptions:
     model: str
     k: int = 4
     width: int = 1
-    sample: Literal["law", "argmax"] = "law"
+    sample: Sample = "law"
     policy: Policy = "adaptive"
 
     def __post_init__(self) -> None:
@@ -104,24 +103,57 @@ class DraftModelOptions:
             ConfigError: the vocabularies differ, or the model can't be had.
             LoadError: the model can't be read.
         """
-        loaded = open_model(self.model, target.settings, target.max_model_len)
-        max_len = min(target.max_model_len, loaded.config.context_length)
-        model = bind_model(loaded, target.settings, max_len)
-        check_same_vocabulary(target.tokenizer, model.tokenizer, self.model)
-        return DraftModelSource(self, model, target)
+        model = bind_draft_model(self.model, target)
+        translation = SameVocabulary(
+            target.tokenizer, model.tokenizer, self.model, target.vocab_size, model.config.vocab_size
+        )
+        settings = ChainSettings(self.k, self.width, self.sample, self.policy)
+        return DraftModelSource(settings, model, translation, target)
+
+
+def bind_draft_model(name: str, target: DraftTarget) -> BoundModel:
+    """Loads and binds a second model as the target was bound, for texts as long as both can have."""
+    loaded = open_model(name, target.settings, target.max_model_len)
+    return bind_model(loaded, target.settings, min(target.max_model_len, loaded.config.context_length))
+
+
+@dataclass(frozen=True, slots=True)
+class ChainSettings:
+    """How a model drafts; fields as in `DraftModelOptions`."""
+
+    k: int
+    width: int
+    sample: Sample
+    policy: Policy
 
 
 class DraftModelSource:
-    """A draft model bound to a target. Requests share its weights and its cache's pages, nothing they wrote."""
+    """A draft model bound to a target. Requests share its weights and its cache's pages, nothing they wrote.
 
-    name = "draft"
+    Args:
+        settings: how it drafts.
+        model: the draft model.
+        translation: between its ids and the target's.
+        target: what is drafted for.
+        name: of the drafter.
+    """
+
     reads_rows = False
     is_free = False
 
-    def __init__(self, options: DraftModelOptions, model: BoundModel, target: DraftTarget) -> None:
-        self.options = options
-        self.policy = options.policy
+    def __init__(
+        self,
+        settings: ChainSettings,
+        model: BoundModel,
+        translation: Translation,
+        target: DraftTarget,
+        name: str = DraftModelOptions.name,
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self.policy = settings.policy
         self.model = model
+        self.translation = translation
         self.sampler = target.sampler
         self.vocab_size = target.vocab_size
         self.chunk = target.settings.max_rows
@@ -166,23 +198,25 @@ class DraftModelDrafter:
         self._sequence = sequence
         self._context = context
         self._params: SamplingParams = context.params
-        self._takes_argmax = source.options.sample == "argmax" or argmax_suffices(context.params)
+        self._takes_argmax = source.settings.sample == "argmax" or argmax_suffices(context.params)
         self._carries_q = not self._takes_argmax and context.stream == "draft"
         self._history = History(context.params, context.prompt_token_ids)
-        sequence.extend(context.prompt_token_ids)
-        self._committed_len = len(sequence.token_ids)
-        # Ids that this model lacks (padding of a larger vocabulary) can't be followed.
-        self._is_lost = max(context.prompt_token_ids) >= source.model.config.vocab_size
+        self._committed_len = len(context.prompt_token_ids)  # of the request, in the target's tokens
+        prompt_ids = source.translation.prompt(context.prompt_token_ids)
+        self._is_lost = prompt_ids is None  # the text holds what this model can't follow
+        sequence.extend(prompt_ids or ())
+        self._known_len = len(sequence.token_ids)  # of the same text, in the draft model's tokens
+        self._guess_ids: list[int] = []  # of the chain behind it, in the target's tokens; one of its own tokens each
         self._mean_rate = PRIOR_BY_DEPTH  # acceptance of this request's nodes, as estimated when they were drawn
 
     def propose(self, budget: Budget) -> Proposal:
         """Draws a chain node by node, as long as the next one is expected to pay."""
-        options = self._source.options
+        settings = self._source.settings
         guess = _Guess()
         if self._is_lost:
             return NOTHING
         parent = -1
-        for depth in range(min(options.k, budget.max_nodes // options.width, self._sequence.room)):
+        for depth in range(min(settings.k, budget.max_nodes // settings.width, self._sequence.room)):
             if guess.survival * self._expected_rate(depth, budget) < budget.min_survivals[len(guess.token_ids)]:
                 break
             children, law = self._step(guess, depth)
@@ -190,21 +224,24 @@ class DraftModelDrafter:
             parent = len(guess.token_ids) - len(children)
             if children[0] in self._context.end_ids:
                 break
-            self._sequence.extend(children[:1])
+            self._extend(children[0])
         return self._proposal(guess)
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Keeps what was guessed right, cuts off the rest and appends what came."""
-        sequence, committed_len = self._sequence, self._committed_len
         num_right = 0
-        for guessed, token_id in zip(sequence.token_ids[committed_len:], token_ids, strict=False):
-            if guessed != token_id:
+        while num_right < min(len(token_ids), len(self._guess_ids)):
+            if token_ids[num_right] != self._guess_ids[num_right]:
                 break
             num_right += 1
-        sequence.truncate(committed_len + num_right)
-        sequence.extend(token_ids[num_right:])
-        self._committed_len = committed_len + len(token_ids)
-        self._is_lost |= max(token_ids) >= self._source.model.config.vocab_size
+        self._sequence.truncate(self._known_len + num_right)
+        for token_id in token_ids[num_right:]:
+            ids = self._source.translation.token(token_id)
+            self._is_lost |= ids is None
+            self._sequence.extend(ids or ())
+        self._known_len = len(self._sequence.token_ids)
+        self._guess_ids = []
+        self._committed_len += len(token_ids)
         for token_id in token_ids:
             self._history.append(token_id)
 
@@ -220,13 +257,13 @@ class DraftModelDrafter:
         sequence = self._sequence
         is_step = len(sequence.token_ids) - sequence.cached_len <= MAX_STEP_ROWS
         began = time.perf_counter()
-        logits_V = self._fit(sequence.run().logits[0])
-        width = self._source.options.width
+        logits_V = self._source.translation.row(sequence.run().logits[0])
+        width = self._source.settings.width
         if self._takes_argmax:
             ids = tuple(self._sampler.top_ids(logits_V, width).tolist())
             law = None
         else:
-            path_ids = tuple(sequence.token_ids[self._committed_len :])
+            path_ids = tuple(self._guess_ids)
             law = self._sampler.law(logits_V, self._params, self._history.along(path_ids))
             ids = self._draw(law, len(guess.token_ids), self._committed_len + depth, width)
         if is_step:
@@ -234,12 +271,10 @@ class DraftModelDrafter:
             guess.steps_s += time.perf_counter() - began
         return ids, law
 
-    def _fit(self, logits: Float32Array) -> Float32Array:
-        """The row over the target's ids: those that this model lacks are impossible, those only it has are left out."""
-        vocab_size = self._source.vocab_size
-        if len(logits) >= vocab_size:
-            return logits[:vocab_size]
-        return np.concatenate((logits, np.full(vocab_size - len(logits), -np.inf, np.float32)))
+    def _extend(self, token_id: int) -> None:
+        """Takes a guess as if it were emitted. Its translation is one token, or it would not have been drawn."""
+        self._sequence.extend(self._source.translation.token(token_id) or ())
+        self._guess_ids.append(token_id)
 
     def _draw(self, law: Law, node: int, pos: int, width: int) -> tuple[int, ...]:
         key = self._context.noise_key
@@ -276,7 +311,7 @@ class DraftModelDrafter:
         draft = Draft(
             token_ids=tuple(guess.token_ids),
             parents=tuple(guess.parents),
-            origins=("draft",) * len(guess.token_ids),
+            origins=(self._source.name,) * len(guess.token_ids),
             q_rows=tuple(guess.q_rows),
             stream=self._context.stream,
             pruning="prefix_only",
