@@ -6,6 +6,7 @@ follow the libraries' own packers one code at a time (GPTQModel, AutoAWQ, compre
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,3 +162,14 @@ def compressed_config(
         "kv_cache_scheme": None,
         "sparsity_config": {},
     } | changes
+
+
+def gptq_tensors(tensors: Mapping[str, np.ndarray], group_size: int = 32) -> dict[str, np.ndarray]:
+    """A folder's tensors with the linear maps of the layers as GPTQ, asymmetric, in act-order where that shows."""
+    out: dict[str, np.ndarray] = {}
+    for name, values in tensors.items():
+        if ".layers." in name and values.ndim == 2:
+            out |= named(name.removesuffix(".weight"), pack_gptq(quantised(values, group_size, has_order=True)))
+        else:
+            out[name] = values
+    return out
