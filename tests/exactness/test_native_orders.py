@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +11,9 @@ import pytest
 
 import forerun._native as _native
 from forerun.errors import EngineFault, LoadError
+from forerun.models.column_order import settle_columns
 from forerun.ops import create_executor
-from forerun.ops.base import Ops, Weight
+from forerun.ops.base import Executor, Ops, Weight
 from forerun.ops.formats import dequantize, quantize, requantize
 from forerun.ops.native import ISA_VARIABLE
 from tests.helpers.blocks import random_weight
@@ -65,6 +66,10 @@ def logits_of(operation: str, fmt: str, columns: np.ndarray | None, sizes: list[
         replace(config, num_threads=2),
         lambda ops: OPERATIONS[operation](ops, ops.embed(table), norm, matrix),
     )
+    return in_passes(target, sizes)
+
+
+def in_passes(target: Executor, sizes: list[int]) -> np.ndarray:
     out, start = [], 0
     for size in sizes:
         out.append(target.forward(chain_batch(range(start, start + size), pages_for(VOCAB))).logits.copy())
@@ -83,6 +88,39 @@ def test_an_order_has_the_bits_of_inputs_that_lie_in_it(
         monkeypatch.setenv(ISA_VARIABLE, isa)
         for sizes in ([VOCAB], [1] * VOCAB, [2, 3, 4, 5, 6, 7, 8, 10], [17, 28]):
             assert_same_bits(logits_of(operation, fmt, COLUMNS, sizes), want, (operation, fmt, isa, sizes))
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_the_order_of_down_is_as_good_as_an_order_of_gate_and_up(fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = np.random.default_rng(9).permutation(INNER).astype(np.int32)
+    shapes = {"gate": (INNER, HIDDEN), "up": (INNER, HIDDEN), "down": (HIDDEN, INNER)}
+    matrices = {
+        f"blk.0.ffn_{part}.weight": random_weight(fmt, *shape, seed=seed, name=part)
+        for seed, (part, shape) in enumerate(shapes.items())
+    }
+    matrices["blk.0.ffn_down.weight"] = replace(matrices["blk.0.ffn_down.weight"], columns=columns)
+    settled = settle_columns(matrices, 1)
+    assert settled["blk.0.ffn_down.weight"].columns is None
+    table, head = f32_weight("table", TABLE), random_weight("f32", VOCAB, HIDDEN)
+
+    def logits(parts: Mapping[str, Weight], sizes: list[int]) -> np.ndarray:
+        gate, up, down = (parts[f"blk.0.ffn_{part}.weight"] for part in ("gate", "up", "down"))
+
+        def build(ops: Any) -> Any:
+            x = ops.embed(table)
+            x = ops.linear_add(ops.norm_gated(x, NORM, EPS, gate, up, "silu"), down, x)
+            return ops.logits(x, NORM, EPS, head)
+
+        config = ToyLlama(num_layers=0, vocab_size=VOCAB, hidden_size=HIDDEN).config(max_rows=VOCAB)
+        return in_passes(create_executor("native", replace(config, num_threads=2), build), sizes)
+
+    monkeypatch.setenv(ISA_VARIABLE, "scalar")
+    want = logits(settled, [VOCAB])
+    for isa in _native.available_isas():
+        monkeypatch.setenv(ISA_VARIABLE, isa)
+        for sizes in ([VOCAB], [5, 17, 23], [1] * VOCAB):
+            assert_same_bits(logits(matrices, sizes), want, (fmt, isa, sizes))
+            assert_same_bits(logits(settled, sizes), want, (fmt, isa, sizes))
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
