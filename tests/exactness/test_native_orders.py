@@ -135,6 +135,31 @@ def test_dequantize_puts_the_columns_back(fmt: str) -> None:
     assert quantize(dequantize(weight), "f32", "w").columns is None
 
 
+def test_f069_a_fault_leaves_nothing_behind_a_narrower_row() -> None:
+    """Rows of 40 floats share scratch with rows of 64, and vectors reach past them."""
+    table = np.random.default_rng(3).normal(0.0, 1.0, (VOCAB, 40)).astype(np.float32)
+    table[7, 11] = np.nan
+    shapes = {"wide": (64, 40), "narrow": (40, 64)}
+    parts = {
+        name: replace(random_weight("f32", *shape), columns=np.arange(shape[1], dtype=np.int32)[::-1].copy())
+        for name, shape in shapes.items()
+    }
+
+    def build(ops: Any) -> Any:
+        x = ops.embed(f32_weight("table", table))
+        y = ops.norm_linear(x, None, 0.0, (parts["wide"],))
+        return ops.logits(ops.linear_add(y, parts["narrow"], x), np.ones(40, np.float32), EPS, head)
+
+    head = random_weight("f32", VOCAB, 40)
+    config = ToyLlama(num_layers=0, vocab_size=VOCAB, hidden_size=40).config(max_rows=VOCAB)
+    target = create_executor("native", config, build)
+    good, bad = (chain_batch([token], pages_for(1)) for token in (1, 7))
+    want = target.forward(good).logits.copy()
+    with pytest.raises(EngineFault, match="non-finite activations in layer 0, row 0"):
+        target.forward(bad)
+    assert_same_bits(target.forward(good).logits, want)
+
+
 @pytest.mark.parametrize("other", [None, np.roll(COLUMNS, 1)])
 def test_one_input_is_read_in_one_order(other: np.ndarray | None) -> None:
     weights = tuple(

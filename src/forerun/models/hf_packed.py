@@ -33,7 +33,7 @@ from forerun.types import Float32Array, Int32Array
 UInt32Array = npt.NDArray[np.uint32]
 
 # Which of a word's codes the outputs 0 to 7 have in AWQ's order.
-_AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,18 +137,13 @@ class PackedModule:
         num_rows, row_len = shape
         packed = self._words(self._names.codes, (row_len, num_rows // per_word))
         zeros = self._words(self._names.zeros, (num_groups, num_rows // per_word))
-
-        def outputs(words: UInt32Array) -> UInt8Array:
-            codes = self._unpack(words).reshape(len(words), -1, per_word)[:, :, _AWQ_ORDER]
-            return codes.reshape(len(words), -1).T
-
         return Grouped(
             name=f"{self._module}.weight",
             num_bits=self._packing.num_bits,
             scales=self._floats((num_groups, num_rows)).T,
-            zeros=outputs(zeros),
+            zeros=_unpack_awq(zeros.T),
             group_of=self._group_of(row_len, num_groups),
-            codes=lambda start, stop: outputs(packed[:, start // per_word : stop // per_word]),
+            codes=lambda start, stop: _unpack_awq(packed[:, start // per_word : stop // per_word].T),
         )
 
     def _compressed(self, shape: tuple[int, int], num_groups: int, per_word: int) -> Grouped:
@@ -227,3 +222,12 @@ class PackedModule:
                 f"{tensor.path}: tensor {tensor.name} has shape {tensor.shape}, but for {self._packing} must be {shape}"
             )
         return tensor
+
+
+def _unpack_awq(words: UInt32Array) -> UInt8Array:
+    """[W, K] words of any strides to [8 W, K] codes of four bits."""
+    words = np.ascontiguousarray(words, "<u4")
+    codes = np.empty((words.shape[0], len(_AWQ_ORDER), words.shape[1]), np.uint8)
+    for output, at in enumerate(_AWQ_ORDER):
+        codes[:, output] = words >> np.uint32(4 * at) & np.uint32(15)
+    return codes.reshape(-1, words.shape[1])

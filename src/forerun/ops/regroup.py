@@ -109,7 +109,7 @@ def _write_blocks(fmt: str, scales: Float16Array, codes: UInt8Array, out: UInt8A
         np.bitwise_xor(codes, 0x80, out=out[:, :, 2:])  # code - 128 as a signed byte
         return
     if fmt == "q5_0":
-        out[:, :, 2:6] = np.packbits(codes >> 4, axis=2, bitorder="little")
+        out[:, :, 2:6] = np.packbits(codes.reshape(-1) >> 4, bitorder="little").reshape(*codes.shape[:2], 4)
         codes = codes & np.uint8(15)
     half = _BLOCK // 2
     np.bitwise_or(codes[:, :, :half], codes[:, :, half:] << 4, out=out[:, :, -half:])
