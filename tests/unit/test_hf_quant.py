@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import pytest
@@ -87,6 +88,17 @@ def test_what_tools_write_is_read(config: Any, packing: Packing | None, words: s
     assert words is None or str(packing) == words
 
 
+def test_what_transformers_writes_is_read() -> None:
+    written = pytest.importorskip("transformers.utils.quantization_config")
+    for stated, packing in (
+        (written.AwqConfig(bits=4, group_size=64), Packing("awq", 4, 64, False)),
+        (written.AwqConfig(bits=4, backend="gemm_triton"), Packing("awq", 4, 128, False)),
+        (written.GPTQConfig(bits=4, group_size=64, desc_act=True), Packing("gptq", 4, 64, True, True)),
+        (written.GPTQConfig(bits=8, sym=False, format="gptq_v2"), Packing("gptq", 8, 128, False, False)),
+    ):
+        assert packing_of(json.loads(json.dumps(stated.to_dict()))) == packing
+
+
 def test_the_older_key_of_compressed_tensors() -> None:
     assert packing_of(compressed_config(), "compression_config") == Packing("compressed-tensors", 4, 128, False)
 
@@ -127,7 +139,7 @@ SCHEME = ["config_groups", "group_0"]
         (AWQ | {"bits": 8}, "bits is 8, but must be 4"),
         (AWQ | {"version": "gemv"}, "version is 'gemv', but must be gemm"),
         (AWQ | {"zero_point": False}, "zero_point is False, which is not supported"),
-        (AWQ | {"backend": "llm-awq"}, "backend is 'llm-awq', which is not supported"),
+        (AWQ | {"backend": "llm-awq"}, "backend is 'llm-awq', whose layout is not supported"),
         (compressed_config(2), "weights: key num_bits is 2, but must be 4 or 8"),
         (compressed_config(format="int-quantized"), "format is 'int-quantized', which is not supported"),
         (compressed_config(quantization_status="frozen"), "quantization_status is 'frozen', which is not supported"),

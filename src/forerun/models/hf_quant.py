@@ -82,7 +82,8 @@ def _gptq(keys: JsonKeys) -> Packing:
 def _awq(keys: JsonKeys) -> Packing:
     _layout(keys, ("version", "format", "checkpoint_format"), ("gemm",))
     _require(keys, "zero_point", (True,))
-    _require(keys, "backend", ("autoawq", "auto", "gemm"))
+    if keys.get("backend") == "llm-awq":  # the others are kernels for the layout that is stated
+        raise keys.fail("backend", "is 'llm-awq', whose layout is not supported")
     bits, group_size = (old if keys.get(old) is not None else new for old, new in _AWQ_NAMES)
     return Packing("awq", _bits(keys, bits, (4,)), _group_size(keys, group_size), is_symmetric=False)
 
