@@ -51,11 +51,11 @@ PARAMETERS: Mapping[str, dict[str, Any]] = {
 
 LAW_PROMPT = "one two three four. one two three four. one two three"
 LAW_DEPTH = 3  # tokens whose joint law is tested
-LAW_TOP_K = 3
+LAW_TOP_K = 6
 LAW_TEMPERATURE = 1.5
 CONTROL_TEMPERATURE = 1.0
-DRAFT_ROOM = 4  # tokens beyond them, so that drafts have room
-MIN_LAW_RUNS, MAX_LAW_RUNS = 1000, 6000
+DRAFT_ROOM = 2  # tokens beyond them, so that drafts have room
+MIN_LAW_RUNS, MAX_LAW_RUNS = 2000, 40_000
 
 
 @dataclass(frozen=True, slots=True)
