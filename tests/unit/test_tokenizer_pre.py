@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.models.tokenizer_pre import PRE_RULES
+from forerun.models.tokenizer_pre import PRE_RULES, PreRule
 
 
 def pieces(name: str, text: str) -> list[str]:
@@ -42,12 +44,40 @@ CASES = [
     ("bloom", "Hi, you (x)", ["Hi", ",", " you", " (", "x", ")"]),
     ("bloom", "a12", ["a12"]),
     ("viking", "a12", ["a", "1", "2"]),
+    ("jais-2", "a" + " " * 22 + "b", ["a", " " * 16, " " * 4, " ", " b"]),
+    ("laguna", "a \n\n b", ["a", " ", "\n\n", " b"]),
+    ("ufakzeka", "Ali'nin it'sx", ["Ali", "'nin", " it", "'sx"]),
+    ("exaone-moe", "in a bcd  ef.\n\ng", ["in a bcd", " ", " ef", ".\n", "\n", "g"]),
+    ("youtu", "한글ab中文，DeF'S12", ["한글", "ab", "中文", "，", "De", "F'S", "1", "2"]),
+    ("kimi-k2", "aB中文c Été'S 1234", ["a", "B", "中文", "c", " Été'S", " ", "123", "4"]),
+    ("tiny_aya", "1234567 1234a", ["1", "234", "567", " ", "123", "4", "a"]),
+    ("spark2_5", "x.\n\n1234 y", ["x", ".", "\n", "\n", "1", "2", "3", "4", " y"]),
+    ("afmoe", "a  1234 中b 123", ["a", " ", " ", "1", "234", " ", "中", "b", " ", "123"]),
+    ("superbpe", "the cat 12345 sat", ["the cat ", "12", "345", " sat"]),
+    ("chameleon", "a     b!2\n IMGIMGABZ", ["a", "    ", " b", "!", "2", "\n", " ", "IMGIMGABZ"]),
 ]
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), CASES)
 def test_pieces_are_those_of_the_rule_f050(name: str, text: str, expected: list[str]) -> None:
     assert pieces(name, text) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("superbpe", (r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
+        ("tiny_aya", (r"\d{1,3}(?=(?:\d{3})*\b)", *PRE_RULES["gpt-4o"].splits)),
+    ],
+)
+def test_grouping_of_digits_is_that_of_the_families_slower_expressions(name: str, own: tuple[str, ...]) -> None:
+    slow, fast = PreRule(own).pre_tokenizer(), PRE_RULES[name].pre_tokenizer()
+    rng = random.Random(3)
+    for _ in range(5000):
+        text = "".join(rng.choices("1234567890" * 3 + "½²٣ a,_é", k=rng.randrange(1, 24)))
+        # An expression that matches nothing between two characters leaves an empty piece.
+        expected = [piece for piece in slow.pre_tokenize_str(text) if piece[0]]
+        assert fast.pre_tokenize_str(text) == expected, text
 
 
 @pytest.mark.parametrize("name", PRE_RULES)
@@ -75,6 +105,8 @@ def test_what_else_differs_between_families() -> None:
     composing = {name for name, rule in PRE_RULES.items() if rule.is_nfc}
     assert composing == {"qwen2", "megrez", "command-r", "mpt", "olmo"}
     beginning = {name for name, rule in PRE_RULES.items() if rule.adds_bos}
-    assert beginning == {"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2", "tekken"}
+    llama3 = {"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2", "midm-2.0", "jina-v5-nano"}
+    assert beginning == llama3 | {"tekken", "chameleon"}
     whole = {name for name, rule in PRE_RULES.items() if rule.ignore_merges}
-    assert whole - beginning == {"glm4", "glm5", "minicpm5", "gpt-4o", "llama4"}
+    gpt4o = {"gpt-4o", "llama4", "granite-embed-multi-97m"}
+    assert whole == llama3 | gpt4o | {"tekken", "glm4", "glm5", "minicpm5", "youtu", "kimi-k2"}

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from forerun.errors import LoadError, RequestError
-from forerun.models.tokenizer_bpe import byte_level_codec, raw_codec
+from forerun.models.tokenizer_bpe import gemma4_codec, gpt2_codec
 from forerun.models.tokenizer_codec import Codec, end_ids
 from forerun.models.tokenizer_gguf import PREFIX, GgufVocabulary, get, read_vocabulary
 from forerun.models.tokenizer_json import json_codec
@@ -37,8 +37,8 @@ class _Family:
 
 _FAMILIES: Mapping[str, _Family] = MappingProxyType(
     {
-        "gpt2": _Family(byte_level_codec),
-        "gemma4": _Family(raw_codec, always_adds_bos=True),
+        "gpt2": _Family(gpt2_codec),
+        "gemma4": _Family(gemma4_codec, always_adds_bos=True),
         "llama": _Family(spm_codec, {"bos": 1, "eos": 2}),
         "bert": _Family(wordpiece_codec, {"bos": 101}),
     }

@@ -1,4 +1,4 @@
-"""Byte-pair encoding from a GGUF file: over bytes (`gpt2`), or over characters with bytes for the rest (`gemma4`)."""
+"""Byte-pair encoding from a GGUF file: over bytes, or over characters with bytes for the rest."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from forerun.models.tokenizer_gguf import (
     GgufVocabulary,
     get_list,
 )
-from forerun.models.tokenizer_pre import PRE_RULES, PreRule
+from forerun.models.tokenizer_pre import PRE_RULES, RAW_NAMES
 
 
-def byte_level_codec(file: GgufVocabulary) -> Codec:
-    """The codec of a `gpt2` vocabulary.
+def gpt2_codec(file: GgufVocabulary) -> Codec:
+    """The codec of a `gpt2` vocabulary: of bytes, but for a few names of characters.
 
     Raises:
         LoadError: `tokenizer.ggml.pre` is missing or unknown, or merges and tokens don't fit.
     """
-    rule = _pre_rule(file)
+    name = _pre_name(file)
+    if name in RAW_NAMES:
+        return _raw_codec(file, adds_bos=False)
+    rule = PRE_RULES[name]
     bpe = tokenizers.Tokenizer(_model(file, ignore_merges=rule.ignore_merges))
     bpe.pre_tokenizer = rule.pre_tokenizer()
     if rule.is_nfc:
@@ -34,17 +37,9 @@ def byte_level_codec(file: GgufVocabulary) -> Codec:
     return _codec(file, bpe, alphabet_bytes, adds_bos=rule.adds_bos)
 
 
-def raw_codec(file: GgufVocabulary) -> Codec:
-    """The codec of a `gemma4` vocabulary, whose merges run over whole lines.
-
-    Raises:
-        LoadError: merges and tokens don't fit.
-    """
-    bpe = tokenizers.Tokenizer(_model(file, byte_fallback=True))
-    bpe.normalizer = normalizers.Replace(" ", SPACE_MARK)
-    # No token has a line break and anything else in it, so this changes no id. It keeps the merges' queues short.
-    bpe.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[^\n]+|\n+"), behavior="isolated")
-    return _codec(file, bpe, piece_bytes, adds_bos=True)
+def gemma4_codec(file: GgufVocabulary) -> Codec:
+    """The codec of a `gemma4` vocabulary; LoadError where merges and tokens don't fit."""
+    return _raw_codec(file, adds_bos=True)
 
 
 def library_encode(tokenizer: tokenizers.Tokenizer) -> Callable[[str, bool], list[int]]:
@@ -55,6 +50,15 @@ def library_encode(tokenizer: tokenizers.Tokenizer) -> Callable[[str, bool], lis
         return ids
 
     return encode
+
+
+def _raw_codec(file: GgufVocabulary, *, adds_bos: bool) -> Codec:
+    """Merges run over whole lines."""
+    bpe = tokenizers.Tokenizer(_model(file, byte_fallback=True))
+    bpe.normalizer = normalizers.Replace(" ", SPACE_MARK)
+    # No token has a line break and anything else in it, so this changes no id. It keeps the merges' queues short.
+    bpe.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[^\n]+|\n+"), behavior="isolated")
+    return _codec(file, bpe, piece_bytes, adds_bos=adds_bos)
 
 
 def _codec(
@@ -97,12 +101,12 @@ def _model(file: GgufVocabulary, *, ignore_merges: bool = False, byte_fallback: 
         raise LoadError(f"{PREFIX}merges does not fit {PREFIX}tokens: {error}") from error
 
 
-def _pre_rule(file: GgufVocabulary) -> PreRule:
+def _pre_name(file: GgufVocabulary) -> str:
     name = file.metadata.get(PREFIX + "pre")
-    if name not in PRE_RULES:
-        found = "is missing" if name is None else f"is {name!r}"
-        raise LoadError(
-            f"{PREFIX}pre {found}, but must be one of {', '.join(sorted(PRE_RULES))}: "
-            "another rule would give other token ids"
-        )
-    return PRE_RULES[name]
+    if isinstance(name, str) and (name in PRE_RULES or name in RAW_NAMES):
+        return name
+    found = "is missing" if name is None else f"is {name!r}"
+    raise LoadError(
+        f"{PREFIX}pre {found}, but must be one of {', '.join(sorted({*PRE_RULES, *RAW_NAMES}))}: "
+        "another rule would give other token ids"
+    )
