@@ -27,6 +27,8 @@ _STAND_INS = (range(0xFDD0, 0xFDF0), range(0xF0000, 0xFFFFD))
 # Characters of control names, those first that are rare in text and in the markup that templates look for in it.
 _TELLING_CHARS = "|｜▁[<"
 
+_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+
 _environment = BoundedEnvironment()
 
 
@@ -87,7 +89,8 @@ class ChatTemplate:
 
         Args:
             messages: the conversation. `content` is a string or a list of text parts, which are joined as they are;
-                an assistant's may be None or missing.
+                an assistant's may be None or missing, which is the empty string. Other keys that are None count as
+                missing. What an assistant thought may be called `reasoning_content`, `thinking` or `reasoning`.
             add_generation_prompt: end with the beginning of an assistant's turn.
             tools: JSON schemas, for templates that show them.
         Raises:
@@ -99,6 +102,7 @@ class ChatTemplate:
         variables = {
             "messages": conversation.messages,
             "tools": conversation.tools,
+            "documents": None,  # templates that know them ask
             "add_generation_prompt": conversation.add_generation_prompt,
             **self._fixed,
         }
@@ -202,7 +206,14 @@ def _plain_message(name: str, message: Mapping[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     if content is None and role == "assistant":
         content = ""
-    return {**message, "content": _plain_content(f"{name}.content", content)}
+    given = {key: value for key, value in message.items() if value is not None}
+    return _with_reasoning(given | {"content": _plain_content(f"{name}.content", content)})
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """What an assistant thought goes by several names; templates read the first or the second."""
+    reasoning = next((message[name] for name in _REASONING_NAMES if name in message), None)
+    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def _plain_content(name: str, content: Any) -> str:
