@@ -46,3 +46,22 @@ def test_pieces_join_to_the_text(text: str, names: set[str], left: bool, right: 
         assert all(piece for _, piece in pieces)
         for name in names - {""}:
             assert all(name not in piece for token_id, piece in pieces if token_id is None)
+
+
+def slow_cut(text: str, names: list[str]) -> list[tuple[int | None, str]]:
+    """At every character the longest name that begins there."""
+    pieces: list[tuple[int | None, str]] = []
+    start = done = 0
+    while start < len(text):
+        name = max((name for name in names if name and text.startswith(name, start)), key=len, default="")
+        if name:
+            pieces += [(None, text[done:start])] * (done < start) + [(names.index(name), name)]
+            done = start + len(name)
+        start += len(name) or 1
+    return pieces + [(None, text[done:])] * (done < len(text))
+
+
+@given(st.text("ab<]-^\\", max_size=20), st.sets(st.text("ab<]-^\\", max_size=4), max_size=6))
+@settings(max_examples=500, deadline=None)
+def test_search_equals_the_slow_one(text: str, names: set[str]) -> None:
+    assert cut(text, *sorted(names)) == slow_cut(text, sorted(names))

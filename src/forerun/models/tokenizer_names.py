@@ -24,6 +24,7 @@ class NameRule:
 
 
 _PLAIN = NameRule()
+_SPACE = re.compile(r"\s*")
 
 
 class NameFinder:
@@ -40,7 +41,13 @@ class NameFinder:
     def __init__(self, ids: Mapping[str, int], rules: Mapping[int, NameRule] | None = None) -> None:
         self._ids = {name: token_id for name, token_id in ids.items() if name}
         self._rules = rules or {}
-        self._pattern = _pattern(self._ids) if self._ids else None
+        # By a name's first two characters. Thousands of names may share the first one.
+        lengths: dict[str, set[int]] = defaultdict(set)
+        for name in self._ids:
+            lengths[name[:2]].add(len(name))
+        self._lengths = {start: sorted(found, reverse=True) for start, found in lengths.items()}
+        firsts = "".join(sorted({name[0] for name in self._ids}))
+        self._first = re.compile(f"[{re.escape(firsts)}]") if firsts else None
 
     def cut(self, text: str) -> Iterator[tuple[int | None, str]]:
         """Yields (id, name with the whitespace that goes with it) or (None, text between); never an empty text."""
@@ -55,28 +62,34 @@ class NameFinder:
 
     def _spans(self, text: str) -> Iterator[tuple[int, int, int]]:
         done = search_from = 0
-        while self._pattern and (match := self._pattern.search(text, search_from)):
-            token_id = self._ids[match.group()]
+        while found := self._search(text, search_from):
+            start, end = found
+            token_id = self._ids[text[start:end]]
             rule = self._rules.get(token_id, _PLAIN)
-            start, end = match.span()
             search_from = end
             if rule.single_word and (_is_word(text[start - 1 : start]) or _is_word(text[end : end + 1])):
                 continue
             if rule.strips_left:
                 start = done + len(text[done:start].rstrip())
             if rule.strips_right:
-                search_from = end = len(text) - len(text[end:].lstrip())
+                search_from = end = _after_space(text, end)
             yield start, end, token_id
             done = end
+
+    def _search(self, text: str, begin: int) -> tuple[int, int] | None:
+        """Where the next name begins and ends."""
+        for match in self._first.finditer(text, begin) if self._first else ():
+            start = match.start()
+            for length in (*self._lengths.get(text[start : start + 2], ()), 1):
+                if text[start : start + length] in self._ids:
+                    return start, start + length
+        return None
+
+
+def _after_space(text: str, begin: int) -> int:
+    match = _SPACE.match(text, begin)
+    return match.end() if match else begin
 
 
 def _is_word(char: str) -> bool:
     return char.isalnum() or char == "_"
-
-
-def _pattern(names: Mapping[str, int]) -> re.Pattern[str]:
-    """Longest name first. Grouped by first character, so that thousands of names cost nothing where none can begin."""
-    groups: dict[str, list[str]] = defaultdict(list)
-    for name in sorted(names, key=len, reverse=True):
-        groups[name[0]].append(re.escape(name[1:]))
-    return re.compile("|".join(f"{re.escape(first)}(?:{'|'.join(rests)})" for first, rests in groups.items()))
