@@ -77,7 +77,7 @@ def test_every_quant_generates(folder: Path, quant: str) -> None:
     assert llm.generate(PROMPT, LAWS[0], speculation="ngram:k=6")[0].token_ids == plain.token_ids
 
 
-def test_without_a_template_there_is_no_chat(tmp_path: Path) -> None:
+def test_f051_without_a_template_there_is_no_chat(tmp_path: Path) -> None:
     folder = write_tiny_folder(tmp_path / "tiny")
     write_json(folder / "tokenizer_config.json", {})
     with pytest.raises(RequestError, match="no chat template"):

@@ -53,6 +53,22 @@ def test_parts_are_the_string_they_join_to_f044(role: str) -> None:
     assert CHATML.render([{"role": role, "content": parts}]) == CHATML.render([{"role": role, "content": "one two"}])
 
 
+def test_a_key_that_is_none_is_missing_f044() -> None:
+    source = "{% for m in messages %}{{ m.keys() | list }}{% endfor %}"
+    assert rendered(source, {**assistant("a"), "tool_calls": None, "name": None}) == "['role', 'content']"
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_what_was_thought_has_several_names(name: str) -> None:
+    source = "{{ messages[0].thinking }} {{ messages[0].reasoning_content }}"
+    assert rendered(source, {**assistant("a"), name: "hm"}) == "hm hm"
+    assert rendered(source, assistant("a")) == " "
+
+
+def test_documents_are_none() -> None:
+    assert rendered("{{ documents is none }}") == "True"
+
+
 def test_an_assistant_may_have_nothing_to_say_f044() -> None:
     empty = CHATML.render([user("hi"), assistant("")])
     assert CHATML.render([user("hi"), assistant(None)]) == empty
@@ -99,6 +115,35 @@ def test_a_templates_refusal_carries_its_own_words_f051() -> None:
     with pytest.raises(RequestError, match="refuses the messages: System role not supported") as caught:
         rendered(source, {"role": "system", "content": "x"})
     assert caught.value.param == "messages"
+
+
+# As the templates of Gemma and of Mistral are written: one knows no system, both want the roles in turns.
+STRICT = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant') }}{% endif %}"
+    "{% if m.role not in ('user', 'assistant') %}{{ raise_exception('Unknown role ' ~ m.role) }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([{"role": "system", "content": "x"}, user("a")], "System role not supported"),
+        ([{"role": "system", "content": "x"}], "System role not supported"),
+        ([user("a"), user("b")], "Conversation roles must alternate user/assistant"),
+        ([assistant("a"), user("b")], "Conversation roles must alternate user/assistant"),
+        ([user("a"), {"role": "critic", "content": "b"}], "Unknown role critic"),
+    ],
+)
+def test_roles_that_a_template_refuses_f051(messages: list[dict[str, Any]], words: str) -> None:
+    template = ChatTemplate(STRICT)
+    assert template.render([user("a"), assistant("b"), user("c")]) == "[user]a[assistant]b[user]c"
+    for refuse in (template.render, lambda given: encode_chat(TOY, template, given)):
+        with pytest.raises(RequestError, match=f"refuses the messages: {words}") as caught:
+            refuse(messages)
+        assert caught.value.param == "messages"
 
 
 @pytest.mark.parametrize(
