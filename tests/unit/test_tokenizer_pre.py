@@ -44,7 +44,7 @@ CASES = [
     ("bloom", "Hi, you (x)", ["Hi", ",", " you", " (", "x", ")"]),
     ("bloom", "a12", ["a12"]),
     ("viking", "a12", ["a", "1", "2"]),
-    ("jais-2", "a" + " " * 22 + "b", ["a", " " * 16, " " * 4, " ", " b"]),
+    ("jais-2", " " * 1024 + "b", [*(" " * 2**power for power in range(9, -1, -1)), " b"]),
     ("laguna", "a \n\n b", ["a", " ", "\n\n", " b"]),
     ("ufakzeka", "Ali'nin it'sx", ["Ali", "'nin", " it", "'sx"]),
     ("exaone-moe", "in a bcd  ef.\n\ng", ["in a bcd", " ", " ef", ".\n", "\n", "g"]),
