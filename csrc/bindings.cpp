@@ -29,7 +29,7 @@ E checked_enum(int value, int count, const char* what) {
 }
 
 void add_instr(Program& program, int op, int in, int residual, int out, std::vector<int> weights, int norm, float eps,
-               int bias, int activation, int layer, float scale, int rope, int q_norm, int k_norm,
+               int bias, int activation, int layer, float scale, int order, int rope, int q_norm, int k_norm,
                float qk_eps, int window) {
   Instr instr;
   instr.op = checked_enum<Op>(op, kNumOps, "operation");
@@ -43,6 +43,7 @@ void add_instr(Program& program, int op, int in, int residual, int out, std::vec
   instr.activation = checked_enum<Activation>(activation, 2, "activation");
   instr.layer = layer;
   instr.scale = scale;
+  instr.order = order;
   instr.rope = rope;
   instr.q_norm = q_norm;
   instr.k_norm = k_norm;
@@ -128,11 +129,15 @@ NB_MODULE(_native, m) {
           nb::arg("format"), nb::arg("outputs"), nb::arg("inputs"), nb::arg("data"), nb::arg("rows").none())
       .def("add_vector",
            [](Program& p, Vector<float> data) { return p.add_vector(data.data(), static_cast<int>(data.size())); })
+      .def("add_order",
+           [](Program& p, Vector<int32_t> columns) {
+             return p.add_order(columns.data(), static_cast<int>(columns.size()));
+           })
       .def("add_buffer", &Program::add_buffer)
       .def("add_rope", &Program::add_rope, nb::arg("inv_freq"), nb::arg("magnitude"))
       .def("add", &add_instr, nb::arg("op"), nb::arg("in_"), nb::arg("residual"), nb::arg("out"), nb::arg("weights"),
            nb::arg("norm"), nb::arg("eps"), nb::arg("bias"), nb::arg("activation"), nb::arg("layer"), nb::arg("scale"),
-           nb::arg("rope"), nb::arg("q_norm"), nb::arg("k_norm"), nb::arg("qk_eps"), nb::arg("window"))
+           nb::arg("order"), nb::arg("rope"), nb::arg("q_norm"), nb::arg("k_norm"), nb::arg("qk_eps"), nb::arg("window"))
       .def("forward", &forward, nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
            nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
            nb::arg().noconvert(), nb::arg().noconvert())

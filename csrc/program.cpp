@@ -68,6 +68,18 @@ int Program::add_vector(const float* data, int n) {
   return static_cast<int>(vectors_.size()) - 1;
 }
 
+int Program::add_order(const int32_t* columns, int n) {
+  std::vector<bool> is_there(static_cast<size_t>(n), false);
+  for (int k = 0; k < n; k++) {
+    const int32_t column = columns[k];
+    if (column < 0 || column >= n || is_there[static_cast<size_t>(column)])
+      throw std::invalid_argument("an order must name each column once");
+    is_there[static_cast<size_t>(column)] = true;
+  }
+  orders_.emplace_back(columns, columns + n);
+  return static_cast<int>(orders_.size()) - 1;
+}
+
 int Program::add_buffer(int width) {
   // Rows a multiple of 4 KB apart would share cache sets.
   Buffer buffer;

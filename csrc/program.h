@@ -37,6 +37,7 @@ struct Instr {
   Activation activation = Activation::Silu;  // Gated
   int layer = -1;         // Attention, and the Linear that feeds it
   float scale = 1.0f;     // Embed: of the rows; the Linear that feeds attention: of q . k
+  int order = -1;         // number of the order in which the matrices read the input's columns, or none: as they lie
   int rope = -1;          // the Linear that feeds attention: number of its table, or none
   int q_norm = -1, k_norm = -1;  // likewise: RMSNorm weights of a head, or of all heads together, or none
   float qk_eps = 0.0f;
@@ -86,6 +87,9 @@ class Program {
   int add_matrix(SourceFormat source, int outputs, int inputs, const uint8_t* data, const int32_t* rows);
   int add_vector(const float* data, int n);
   int add_buffer(int width);
+  // An order of columns: the matrices that name it have as their input k column columns[k]. Throws unless each of
+  // 0 to n - 1 is there once.
+  int add_order(const int32_t* columns, int n);
   // A table of cosines and sines times `magnitude`, one pair of dimensions per frequency, at most half a head's.
   int add_rope(const std::vector<double>& inv_freq, double magnitude);
   void add(const Instr& instr);
@@ -133,14 +137,16 @@ class Program {
     int id = -1;
   };
   struct ThreadScratch {
-    Array<float> rows;     // [kPrivateRows][max_inputs] normalised inputs
+    Array<float> rows;     // [kPrivateRows][max_inputs] normalised and reordered inputs
+    Array<float> unordered;  // [kBlockRows][max_inputs] normalised inputs that are yet to be reordered
     Codes codes;
     Array<float> tiles;    // outputs that wait for their epilogue
     Array<uint8_t> unpacked;  // one tile's codes as bytes
     Array<float> attend;   // attend_scratch_floats, then a Partial and a running Partial
     std::vector<Best> best;   // per logit row, of the ids that are the thread's
     size_t num_bytes() const {
-      return rows.num_bytes() + codes.num_bytes + tiles.num_bytes() + unpacked.num_bytes() + attend.num_bytes();
+      return rows.num_bytes() + unordered.num_bytes() + codes.num_bytes + tiles.num_bytes() + unpacked.num_bytes() +
+             attend.num_bytes();
     }
   };
   // What a linear map reads: float rows and, when a matrix is quantised, their codes.
@@ -193,7 +199,7 @@ class Program {
   void encode(const Instr& instr, const float* x, size_t ldx, int row, int num_rows, int column, int num_columns);
   void execute(int thread);
   Inputs prepare(const Instr& instr, int thread);
-  void fill_inputs(const Instr& instr, const Inputs& inputs, int row, int num_rows);
+  void fill_inputs(const Instr& instr, const Inputs& inputs, int row, int num_rows, int thread);
   void multiply(const PackedMatrix& w, int tile, int num_tiles, const Inputs& in, int thread, float* out, size_t ldo);
   void store_sum(const float* residual, const float* x, int n, float* out);
   int tiles_at_once(const PackedMatrix& w, int num_rows) const;
@@ -232,6 +238,7 @@ class Program {
   int vector_size(int index) const { return vectors_[static_cast<size_t>(index)].size; }
   int width(int buffer) const { return buffers_[static_cast<size_t>(buffer)].width; }
   std::vector<Vector> vectors_;
+  std::vector<std::vector<int32_t>> orders_;
   std::vector<Buffer> buffers_;
   std::vector<Instr> instrs_;
   std::vector<KvLayer> kv_;

@@ -32,25 +32,37 @@ Program::Inputs Program::prepare(const Instr& instr, int thread) {
   const ThreadScratch& t = is_private ? scratch_[static_cast<size_t>(thread)] : shared_;
   inputs.acts = acts_in(t.codes, in.width);
   if (!is_quantised(instr)) inputs.acts.groups = 0;
-  const bool is_direct = instr.norm < 0;
+  const bool is_direct = instr.norm < 0 && instr.order < 0;
   inputs.rows = is_direct ? in.data.get() : t.rows.get();
   inputs.stride = static_cast<size_t>(is_direct ? in.stride : max_inputs_);
   const int num_fills = (num_rows_ + kBlockRows - 1) / kBlockRows;
   const Range r = is_private ? Range{0, num_fills} : share(num_fills, thread, pool_.num_threads());
   for (int i = r.begin; i < r.end; i++)
-    fill_inputs(instr, inputs, i * kBlockRows, std::min(kBlockRows, num_rows_ - i * kBlockRows));
+    fill_inputs(instr, inputs, i * kBlockRows, std::min(kBlockRows, num_rows_ - i * kBlockRows), thread);
   if (!is_private) pool_.barrier();
   return inputs;
 }
 
 // Rows [row, row + num_rows), at most kBlockRows, of what a linear map reads.
-void Program::fill_inputs(const Instr& instr, const Inputs& inputs, int row, int num_rows) {
+void Program::fill_inputs(const Instr& instr, const Inputs& inputs, int row, int num_rows, int thread) {
   const Buffer& in = buffers_[static_cast<size_t>(instr.in)];
   const float* x[kBlockRows];
   for (int i = 0; i < num_rows; i++) x[i] = in.data.get() + static_cast<size_t>(row + i) * in.stride;
   float* mine = const_cast<float*>(inputs.rows) + static_cast<size_t>(row) * inputs.stride;
-  if (instr.norm >= 0)
-    kernels_.rms_norm(x, num_rows, vector(instr.norm), instr.eps, in.width, mine, inputs.stride);
+  float* normed = instr.order < 0 ? mine : scratch_[static_cast<size_t>(thread)].unordered.get();
+  if (instr.norm >= 0) {
+    kernels_.rms_norm(x, num_rows, vector(instr.norm), instr.eps, in.width, normed, inputs.stride);
+    for (int i = 0; i < num_rows; i++) x[i] = normed + static_cast<size_t>(i) * inputs.stride;
+  }
+  if (instr.order >= 0) {
+    const std::vector<int32_t>& order = orders_[static_cast<size_t>(instr.order)];
+    const size_t padded = static_cast<size_t>(round_up(in.width, kTileRows));
+    for (int i = 0; i < num_rows; i++) {
+      float* out = mine + static_cast<size_t>(i) * inputs.stride;
+      for (size_t k = 0; k < order.size(); k++) out[k] = x[i][order[k]];
+      std::fill(out + order.size(), out + padded, 0.0f);
+    }
+  }
   uint32_t non_finite = 0;
   if (inputs.acts.groups > 0)
     non_finite = kernels_.quantise_rows(mine, inputs.stride, num_rows, inputs.acts, row, 0, inputs.acts.groups);

@@ -57,7 +57,7 @@ bool Program::is_coded(int buffer) const {
     if (instr.residual == buffer || (instr.out == buffer && instr.op != Op::Gated)) return false;
     is_made |= instr.out == buffer;
     if (instr.in != buffer) continue;
-    if (instr.norm >= 0 || (instr.op != Op::Linear && instr.op != Op::LinearAdd)) return false;
+    if (instr.norm >= 0 || instr.order >= 0 || (instr.op != Op::Linear && instr.op != Op::LinearAdd)) return false;
     for (int w : instr.weights)
       if (matrices_[static_cast<size_t>(w)].format == Format::F32) return false;
   }
@@ -86,6 +86,7 @@ void Program::allocate_scratch() {
   const int d_pad = round_up(geometry_.head_dim, 16);
   for (ThreadScratch& t : scratch_) {
     fill(t, kPrivateRows);
+    if (!orders_.empty()) t.unordered = Array<float>(static_cast<size_t>(kBlockRows) * static_cast<size_t>(max_inputs_));
     // Two outputs, gate and up, of a whole group, or of as many tiles as tiles_at_once allows.
     static_assert(kOutputCacheBytes / sizeof(float) >= kBlockRows * kMaxTilesAtOnce * kTileRows, "few rows, many tiles");
     const size_t outputs = std::max(static_cast<size_t>(geometry_.max_rows) * kGroup, kOutputCacheBytes / sizeof(float));

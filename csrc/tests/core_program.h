@@ -381,6 +381,9 @@ inline void test_program_refuses_instructions() {
   const Model model{SourceFormat::Q8_0, 4, 2, 16, false};
   auto check = [&](const char* what, Instr instr, Change change) {
     const auto program = model.bind_without_logits(reference(), 1);
+    std::vector<int32_t> columns(Model::kInner);
+    for (int k = 0; k < Model::kInner; k++) columns[static_cast<size_t>(k)] = k;
+    program->add_order(columns.data(), Model::kInner);
     change(instr);
     bool is_refused = false;
     try {
@@ -391,7 +394,7 @@ inline void test_program_refuses_instructions() {
     CHECK(is_refused, "%s", what);
   };
   // Buffers: 0 the hidden state, 1 QKV, 2 attended, 3 inner. Matrices: 0 the embedding, 1 to 3 QKV, 4 o, 5 and 6 gate and
-  // up, 7 down. Vector 0 is a norm of the hidden state.
+  // up, 7 down. Vector 0 is a norm of the hidden state, order 0 one of the inner columns.
   Instr gated, sum, logits, qkv;
   gated.op = Op::Gated, gated.in = 0, gated.out = 3, gated.weights = {5, 6};
   sum.op = Op::NormAdd, sum.in = 2, sum.residual = 0, sum.out = 0, sum.norm = 0;
@@ -412,6 +415,9 @@ inline void test_program_refuses_instructions() {
   check("a layer without a cache", qkv, [](Instr& i) { i.layer = 2; });
   check("an unknown vector", qkv, [](Instr& i) { i.bias = 99; });
   check("a bias of another size", qkv, [](Instr& i) { i.bias = 0; });
+  check("an unknown order", qkv, [](Instr& i) { i.order = 1; });
+  check("an order of another width", qkv, [](Instr& i) { i.order = 0; });
+  check("an order of a sum", sum, [](Instr& i) { i.order = 0; });
   check("no matrix", qkv, [](Instr& i) { i.weights = {}; });
   const auto program = model.bind(reference(), 1);
   bool is_refused = false;

@@ -11,7 +11,8 @@ import pytest
 
 from forerun import LLM, SamplingParams
 from forerun.errors import ConfigError, LoadError, RequestError
-from tests.helpers.hf_folders import tiny_config, write_json, write_tiny_folder
+from tests.helpers.hf_folders import tiny_config, tiny_tensors, write_json, write_safetensors, write_tiny_folder
+from tests.helpers.packers import GPTQ, gptq_tensors
 
 FORERUN = [sys.executable, "-c", "from forerun.cli.main import run; run()"]
 PROMPT = "the rain in spain the rain in"
@@ -121,4 +122,22 @@ def test_a_refusal_is_one_line(tmp_path: Path) -> None:
     refused = run("info", str(folder))
     assert refused.returncode != 0
     assert refused.stderr.strip().count("\n") == 0
-    assert "quantization_config says 'gptq'" in refused.stderr
+    assert "quantization_config: key bits is missing" in refused.stderr
+
+
+def test_a_gptq_folder(tmp_path: Path) -> None:
+    folder = write_tiny_folder(tmp_path / "tiny", quantization_config=GPTQ | {"group_size": 32})
+    write_safetensors(folder / "model.safetensors", gptq_tensors(tiny_tensors()))
+    quantised = LLM(folder, threads=1)
+    for params in LAWS:
+        plain = quantised.generate(PROMPT, params)[0]
+        spec = quantised.generate(PROMPT, params, speculation="ngram:k=6")[0]
+        assert spec.token_ids == plain.token_ids
+        assert spec.stats.drafted_tokens > 0
+    packing = "gptq, 4 bits, groups of 32; 2 matrices expanded to float32"  # rows of 48 are no whole blocks
+    facts = json.loads(run("info", str(folder), "--json").stdout)
+    assert (facts["quantisation"], facts["packing"]) == ("q5_0", packing)
+    assert facts["tensors_by_format"]["q5_0"] == 12
+    shown = " ".join(run("info", str(folder)).stdout.split())
+    assert f"packing {packing}" in shown
+    assert "packing" not in run("info", str(write_tiny_folder(tmp_path / "plain"))).stdout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from forerun.errors import LoadError
 from forerun.models.hf_folder import open_folder
 from forerun.models.safetensors import read_safetensors
 from forerun.ops.formats import dequantize
-from tests.helpers.hf_folders import header_of, tiny_config, tiny_tensors, write_tiny_folder
+from tests.helpers.hf_folders import header_of, tiny_config, tiny_tensors, write_safetensors, write_tiny_folder
+from tests.helpers.packers import GPTQ, gptq_tensors
 
 NUM_CASES = 1500
 NUMBERS = [0, 1, -1, 2, 3, 7, 255, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**63, 2**64, 10**40, 10**400]
@@ -99,21 +100,21 @@ def configs() -> list[bytes]:
 def use(folder: Path) -> None:
     """Opens the folder and reads every weight; raises LoadError."""
     for tensor in read_safetensors(folder / "model.safetensors").values():
-        assert dequantize(tensor.weight()).size == np.prod(tensor.shape)
+        if tensor.dtype != "I32":
+            assert dequantize(tensor.weight()).size == np.prod(tensor.shape)
     for weight in open_folder(folder).tensors.values():
-        assert weight.data.size
+        assert dequantize(weight).shape == weight.shape
 
 
-def test_f054_damaged_folders_load_or_are_refused(tmp_path: Path) -> None:
-    folder = write_tiny_folder(tmp_path / "tiny")
+def run_cases(folder: Path, tensors: Mapping[str, np.ndarray], all_configs: list[bytes], num_cases: int) -> None:
+    """Damages the header, or one of these configs, of a folder that is fine."""
     weights, config = folder / "model.safetensors", folder / "config.json"
-    tensors = tiny_tensors()
     header, data = json.dumps(header_of(tensors)).encode(), b"".join(array.tobytes() for array in tensors.values())
-    whole_config, all_configs = config.read_bytes(), configs()
+    whole_config = config.read_bytes()
     use(folder)
     rng = np.random.default_rng(0)
     loaded = refused = 0
-    for case in range(NUM_CASES):
+    for case in range(num_cases):
         mutation = MUTATIONS[rng.integers(0, len(MUTATIONS))]
         is_header = case % 2 == 0
         text = mutation(header if is_header else all_configs[case // 2 % len(all_configs)], rng)
@@ -134,5 +135,16 @@ def test_f054_damaged_folders_load_or_are_refused(tmp_path: Path) -> None:
             refused += 1
         except Exception as error:
             raise AssertionError(f"case {case} ({mutation.__name__}): {error!r}") from error
-    assert loaded > NUM_CASES // 50  # what hits spaces and harmless keys
-    assert refused > NUM_CASES // 4
+    assert loaded > num_cases // 50  # what hits spaces and harmless keys
+    assert refused > num_cases // 4
+
+
+def test_f054_damaged_folders_load_or_are_refused(tmp_path: Path) -> None:
+    run_cases(write_tiny_folder(tmp_path / "tiny"), tiny_tensors(), configs(), NUM_CASES)
+
+
+def test_f054_damaged_quantised_folders_load_or_are_refused(tmp_path: Path) -> None:
+    config = {"quantization_config": GPTQ | {"group_size": 32, "dynamic": {}, "checkpoint_format": "gptq"}}
+    folder, tensors = write_tiny_folder(tmp_path / "tiny", **config), gptq_tensors(tiny_tensors())
+    write_safetensors(folder / "model.safetensors", tensors)
+    run_cases(folder, tensors, [json.dumps(tiny_config(**config)).encode()], NUM_CASES // 3)

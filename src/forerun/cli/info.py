@@ -28,6 +28,7 @@ class ModelInfo:
         file: where the model lies.
         architecture: name of the forward pass.
         quantisation: the format most matrices have, as loaded.
+        packing: how a folder's GPTQ, AWQ or compressed-tensors matrices are stored; None where there are none.
         parameters: weights; a tied head counts once.
         layers, hidden_size, heads, kv_heads, head_dim, vocabulary: sizes.
         context: positions the model was trained for.
@@ -42,6 +43,7 @@ class ModelInfo:
     file: str
     architecture: str
     quantisation: str
+    packing: str | None
     parameters: int
     layers: int
     hidden_size: int
@@ -90,6 +92,7 @@ def describe(model: LoadedModel, kv: str) -> ModelInfo:
         file=str(model.path),
         architecture=config.architecture,
         quantisation=Counter(weight.format for weight in model.weights.matrices()).most_common(1)[0][0],
+        packing=model.packing,
         parameters=model.num_parameters,
         layers=config.num_layers,
         hidden_size=config.hidden_size,
@@ -122,7 +125,8 @@ def _print(described: ModelInfo, measured: Fidelity | None) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in asdict(described).items():
-        table.add_row(name.replace("_", " "), _shown(name, value))
+        if value is not None:
+            table.add_row(name.replace("_", " "), _shown(name, value))
     if measured:
         table.add_row("KL to float32", f"{measured.kl:.5f} nats per token over {measured.num_tokens} tokens")
         table.add_row("top-1 agreement", f"{measured.top1_agreement:.2%}")

@@ -15,6 +15,7 @@ from forerun.errors import LoadError
 from forerun.models.config import ModelConfig
 from forerun.models.family import Family
 from forerun.models.hf_json import JsonKeys, shown
+from forerun.models.hf_quant import Packing, read_packing
 from forerun.models.hf_rope import FULL, SLIDING, hf_rope, rope_settings
 from forerun.models.registry import ARCHITECTURES
 from forerun.ops.base import Activation, AttentionSpec
@@ -141,6 +142,7 @@ class HfModel:
         config: sizes and constants. `is_tied` is what the file says; whether there is a head shows in the tensors.
         has_output_bias: the output of attention has a bias.
         is_part: the model has other parts, which are not run.
+        packing: how its quantised matrices are stored; None where there are none.
     """
 
     model_type: str
@@ -148,6 +150,7 @@ class HfModel:
     config: ModelConfig
     has_output_bias: bool
     is_part: bool
+    packing: Packing | None
 
 
 def read_hf_config(where: str, data: Mapping[str, Any], max_len: int | None = None) -> HfModel:
@@ -162,6 +165,7 @@ def read_hf_config(where: str, data: Mapping[str, Any], max_len: int | None = No
         LoadError: a key is missing, has the wrong type or an impossible value, or asks for something not supported.
     """
     model_type, keys, is_part = _text_part(where, data)
+    packing = read_packing(JsonKeys(where, data, {})) or (read_packing(keys) if is_part else None)
     kind = MODEL_TYPES[model_type]
     keys = JsonKeys(keys.where, keys.data, kind.defaults)
     _require_neutral(keys, kind)
@@ -187,14 +191,13 @@ def read_hf_config(where: str, data: Mapping[str, Any], max_len: int | None = No
         activation=_activation(keys),
         embedding_scale=math.sqrt(hidden_size) if family.scales_embedding else 1.0,
     )
-    return HfModel(model_type, family, config, has_bias, is_part)
+    return HfModel(model_type, family, config, has_bias, is_part, packing)
 
 
 def _text_part(where: str, data: Mapping[str, Any]) -> tuple[str, JsonKeys, bool]:
     """(model_type of the text part, its keys, whether there are other parts)."""
     keys = JsonKeys(where, data, {})
     model_type = keys.text("model_type")
-    _refuse_quantised(keys)
     is_part = model_type in _WITH_TEXT_PART
     if is_part:
         part = keys.part("text_config")
@@ -202,20 +205,10 @@ def _text_part(where: str, data: Mapping[str, Any]) -> tuple[str, JsonKeys, bool
             raise keys.fail("text_config", "is missing")
         keys = JsonKeys(part.where, part.data, {"model_type": _WITH_TEXT_PART[model_type]})
         model_type = keys.text("model_type")
-        _refuse_quantised(keys)
     if model_type not in MODEL_TYPES:
         known = ", ".join(sorted([*MODEL_TYPES, *_WITH_TEXT_PART]))
         raise keys.fail("model_type", f"is {model_type!r:.80}, which is not supported; supported: {known}")
     return model_type, keys, is_part
-
-
-def _refuse_quantised(keys: JsonKeys) -> None:
-    for key in ("quantization_config", "compression_config"):
-        part = keys.part(key)
-        if part is not None:
-            method = part.get("quant_method")
-            named = f"says {method!r:.40}" if isinstance(method, str) else "is there"
-            raise keys.fail(key, f"{named}, but only folders of F32, F16 or BF16 weights are supported")
 
 
 def _require_neutral(keys: JsonKeys, kind: ModelType) -> None:

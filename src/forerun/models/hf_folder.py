@@ -1,12 +1,12 @@
 """Opens a Hugging Face folder: config.json, safetensors and the tensors' names there.
 
-The weights are used as they lie in the mapped files. Gemma's norms are the exception: stored without the 1 that its
-code adds, they get it here, as a GGUF file has it.
+The weights are used as they lie in the mapped files. Gemma's norms are an exception: stored without the 1 that its code
+adds, they get it here, as a GGUF file has it. Quantised matrices are the other: `hf_packed` writes them as blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,11 +14,14 @@ from pathlib import Path
 import numpy as np
 
 from forerun.errors import LoadError
+from forerun.models.column_order import settle_columns
 from forerun.models.config import EMBEDDING, HEAD, ModelConfig
 from forerun.models.decoder import tensor_shapes
 from forerun.models.family import Family
 from forerun.models.hf_config import HfModel, read_hf_config
 from forerun.models.hf_json import read_object
+from forerun.models.hf_packed import packed_modules
+from forerun.models.hf_quant import Packing
 from forerun.models.hf_text import read_chat_template, read_tokenizer
 from forerun.models.opened import OpenModel
 from forerun.models.safetensors import StoredTensor, read_folder
@@ -74,21 +77,28 @@ def open_folder(folder: Path, max_len: int | None = None) -> OpenModel:
     model = read_hf_config(str(folder / CONFIG_FILE), data, max_len)
     stored = read_folder(folder)
     prefix, head_name = _prefixes(stored, model.is_part)
-    config = replace(model.config, is_tied=_is_tied(stored, model.config, prefix, head_name))
+    packed = {} if model.packing is None else packed_modules(folder, stored, model.packing)
+    is_tied = head_name not in packed and _is_tied(stored, model.config, prefix, head_name)
+    config = replace(model.config, is_tied=is_tied)
     names = {ours: _name_in_folder(ours, model.family, prefix, head_name) for ours in _shapes(model, config)}
-    ignored = {head_name} if config.is_tied else set()
-    _require_no_others(folder, stored, set(names.values()) | ignored, model.is_part)
+    known = set(names.values()) | ({head_name} if config.is_tied else set())
+    known |= {part for name in names.values() if name in packed for part in packed[name].tensor_names}
+    _require_no_others(folder, stored, known, model.is_part)
     tensors = {}
     for ours, shape in _shapes(model, config).items():
-        weight = _checked(folder, stored, names[ours], shape)
+        module = packed.get(names[ours])
+        weight = module.weight(shape) if module else _checked(folder, stored, names[ours], shape)
         adds_one = config.architecture == "gemma3" and ours.endswith("norm.weight")
         tensors[ours] = _plus_one(weight) if adds_one else weight
+    settled = settle_columns(tensors, config.num_layers)
+    packed_ours = [ours for ours, name in names.items() if name in packed]
     return OpenModel(
         family=model.family,
         config=config,
-        tensors=tensors,
+        tensors=settled,
         read_tokenizer=partial(read_tokenizer, folder, data, config.vocab_size),
         read_chat_template=partial(read_chat_template, folder),
+        packing=None if model.packing is None else _described(model.packing, packed_ours, tensors, settled),
     )
 
 
@@ -145,6 +155,21 @@ def _checked(folder: Path, stored: Mapping[str, StoredTensor], name: str, shape:
     if tensor.shape != expected:
         raise LoadError(f"{tensor.path}: tensor {name} has shape {tensor.shape}, but {CONFIG_FILE} asks for {expected}")
     return tensor.weight()
+
+
+def _described(
+    packing: Packing, names: Sequence[str], tensors: Mapping[str, Weight], settled: Mapping[str, Weight]
+) -> str:
+    """How quantised matrices are stored, and how many of them are too unlike any format but float32 to be held in it.
+
+    Args:
+        packing: as the config says.
+        names: of the quantised matrices.
+        tensors, settled: before and after their orders were made to fit.
+    """
+    order = ", act-order" if any(tensors[name].columns is not None for name in names) else ""
+    num_expanded = sum(settled[name].format == "f32" for name in names)
+    return f"{packing}{order}" + (f"; {num_expanded} matrices expanded to float32" if num_expanded else "")
 
 
 def _plus_one(weight: Weight) -> Weight:

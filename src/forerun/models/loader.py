@@ -35,6 +35,7 @@ class LoadedModel:
         weights: its weights, views of the mapped files where the format was kept.
         read_tokenizer: makes the model's tokenizer; raises LoadError.
         read_chat_template: makes its chat template for that tokenizer, None if it has none; raises LoadError.
+        packing: in words, how a folder's quantised matrices are stored; None where there are none.
         tensor_formats: how many of the loaded tensors have each format, most frequent first.
         num_parameters: weights of all tensors; a tied head counts once.
         weight_bytes: bytes of all tensors as loaded; a tied head counts once.
@@ -45,6 +46,7 @@ class LoadedModel:
     weights: DecoderWeights
     read_tokenizer: Callable[[], Tokenizer]
     read_chat_template: Callable[[Tokenizer], ChatTemplate | None]
+    packing: str | None
     tensor_formats: Mapping[str, int]
     num_parameters: int
     weight_bytes: int
@@ -84,6 +86,7 @@ def load_model(path: Path, quant: str = AUTO_QUANT, max_len: int | None = None) 
         weights=weights,
         read_tokenizer=model.read_tokenizer,
         read_chat_template=model.read_chat_template,
+        packing=model.packing,
         tensor_formats=dict(formats.most_common()),
         num_parameters=sum(weight.shape[0] * weight.shape[1] for weight in matrices)
         + sum(vector.size for vector in vectors),
@@ -102,6 +105,7 @@ def _open_gguf(path: Path, max_len: int | None) -> OpenModel:
         tensors=file.tensors,
         read_tokenizer=partial(Tokenizer.from_gguf, file.metadata),
         read_chat_template=partial(ChatTemplate.from_gguf, file.metadata),
+        packing=None,
     )
 
 

@@ -22,6 +22,8 @@ class OpenModel:
         tensors: by the names that `decoder.tensor_shapes` gives them.
         read_tokenizer: makes the tokenizer; raises LoadError.
         read_chat_template: makes the chat template for that tokenizer, None for a model without; raises LoadError.
+        packing: in words, how the quantised matrices of a folder are stored; None where there are none, and for a GGUF
+            file, whose formats say it.
     """
 
     family: Family
@@ -29,3 +31,4 @@ class OpenModel:
     tensors: Mapping[str, Weight]
     read_tokenizer: Callable[[], Tokenizer]
     read_chat_template: Callable[[Tokenizer], ChatTemplate | None]
+    packing: str | None

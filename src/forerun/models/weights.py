@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forerun.errors import LoadError
 from forerun.models.gguf import GgufFile
@@ -69,6 +69,6 @@ def split_rows(weight: Weight, sizes: Mapping[str, int]) -> list[Weight]:
     bands, start = [], 0
     for name, size in sizes.items():
         data = weight.data[start * row_bytes : (start + size) * row_bytes]
-        bands.append(Weight(name, weight.format, (size, row_len), data))
+        bands.append(replace(weight, name=name, shape=(size, row_len), data=data))
         start += size
     return bands

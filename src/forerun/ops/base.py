@@ -15,7 +15,7 @@ from typing import Literal, Protocol, TypeVar
 import numpy as np
 
 from forerun.errors import EngineFault
-from forerun.types import Batch, Float32Array, ForwardOutput
+from forerun.types import Batch, Float32Array, ForwardOutput, Int32Array
 
 T = TypeVar("T")
 
@@ -37,13 +37,16 @@ class Weight:
         format: a key of `ops.formats.FORMATS`: `f32`, `f16`, `bf16`, `q4_0`, `q4_1`, `q5_0`, `q5_1`, `q8_0`, `q2_k`,
             `q3_k`, `q4_k`, `q5_k`, `q6_k`, `iq4_nl`, `iq4_xs` or `mxfp4`.
         shape: (N, K), N output rows of K inputs.
-        data: the raw bytes [N * bytes per row] uint8, a view of the mapped file.
+        data: the raw bytes [N * bytes per row] uint8, a view of the mapped file where it holds them like this.
+        columns: [K] int32, a permutation: the k-th weight of a row as stored multiplies input columns[k]. None is the
+            plain order. `ops.formats.dequantize` undoes it.
     """
 
     name: str
     format: str
     shape: tuple[int, int]
     data: np.ndarray
+    columns: Int32Array | None = None
 
 
 @dataclass(frozen=True, slots=True)

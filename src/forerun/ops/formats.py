@@ -9,14 +9,14 @@ Shape legend: N rows, K weights per row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from forerun.errors import LoadError
 from forerun.ops.base import Quant, Weight
-from forerun.ops.dequantise import decode_blocks
+from forerun.ops.dequantise import UInt8Array, decode_blocks
 from forerun.ops.quantise import QuantFormat, encode_blocks
 from forerun.types import Float32Array
 
@@ -86,11 +86,17 @@ def row_bytes(name: str, fmt: str, row_len: int) -> int:
     return row_len // block.block_len * block.block_bytes
 
 
+def in_one_order(weights: Sequence[Weight]) -> bool:
+    """Whether matrices read their inputs in the same order, so that they can share them; see `Weight.columns`."""
+    orders = [np.arange(weight.shape[1]) if weight.columns is None else weight.columns for weight in weights]
+    return all(np.array_equal(order, orders[0]) for order in orders)
+
+
 def dequantize(weight: Weight) -> Float32Array:
     """The matrix in float32, bit for bit what the format's definition says; see `ops.dequantise.decode_blocks`.
 
     Returns:
-        [N, K] float32, a new array.
+        [N, K] float32, a new array; input k is column k, whatever order the weight is stored in.
     Raises:
         LoadError: K is no multiple of the format's block.
     """
@@ -100,7 +106,11 @@ def dequantize(weight: Weight) -> Float32Array:
     for values in _decoded(weight):
         flat[start : start + values.size] = values
         start += values.size
-    return out
+    if weight.columns is None:
+        return out
+    plain = np.empty_like(out)
+    plain[:, weight.columns] = out
+    return plain
 
 
 def quantize(values: Float32Array, fmt: QuantFormat, name: str) -> Weight:
@@ -115,7 +125,7 @@ def quantize(values: Float32Array, fmt: QuantFormat, name: str) -> Weight:
     """
     flat = values.reshape(-1)
     chunks = (flat[start : start + CHUNK_WEIGHTS] for start in range(0, flat.size, CHUNK_WEIGHTS))
-    return _encoded(chunks, values.shape, fmt, name)
+    return Weight(name, fmt, (values.shape[0], values.shape[1]), _encoded(chunks, values.shape, fmt, name))
 
 
 def requantize(weight: Weight, quant: Quant | None, *, is_head: bool) -> Weight:
@@ -141,7 +151,7 @@ def requantize(weight: Weight, quant: Quant | None, *, is_head: bool) -> Weight:
     is_small = source.bits_per_weight <= target.bits_per_weight
     if weight.format == fmt or (fmt != "f32" and (is_small or weight.shape[1] % target.block_len)):
         return weight
-    return _encoded(_decoded(weight), weight.shape, fmt, weight.name)
+    return replace(weight, format=fmt, data=_encoded(_decoded(weight), weight.shape, fmt, weight.name))
 
 
 def _decoded(weight: Weight) -> Iterator[Float32Array]:
@@ -155,8 +165,8 @@ def _decoded(weight: Weight) -> Iterator[Float32Array]:
         yield decode_blocks(weight.format, blocks[start : start + step]).reshape(-1)
 
 
-def _encoded(chunks: Iterator[Float32Array], shape: tuple[int, ...], fmt: QuantFormat, name: str) -> Weight:
-    """A matrix from flat runs of its weights, each but the last of `CHUNK_WEIGHTS`."""
+def _encoded(chunks: Iterator[Float32Array], shape: tuple[int, ...], fmt: QuantFormat, name: str) -> UInt8Array:
+    """The bytes of a matrix from flat runs of its weights, each but the last of `CHUNK_WEIGHTS`."""
     num_rows, row_len = shape
     data = np.empty(num_rows * row_bytes(name, fmt, row_len), np.uint8)
     start = 0
@@ -164,4 +174,4 @@ def _encoded(chunks: Iterator[Float32Array], shape: tuple[int, ...], fmt: QuantF
         encoded = encode_blocks(values, fmt, name)
         data[start : start + encoded.size] = encoded
         start += encoded.size
-    return Weight(name, fmt, (num_rows, row_len), data)
+    return data

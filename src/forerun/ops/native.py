@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import forerun._native as _native
 from forerun.errors import ConfigError, EngineFault, LoadError
 from forerun.machine import cpu_model
 from forerun.ops.base import AttentionSpec, ExecutorConfig, Ops, Weight
-from forerun.ops.formats import dequantize
+from forerun.ops.formats import dequantize, in_one_order
 from forerun.ops.recorder import OP_NAMES, Instr, Recorder, Value, assign_buffers
 from forerun.types import Batch, Float32Array, ForwardOutput, Int32Array
 
@@ -180,6 +181,7 @@ def _emit(program: _native.Program, instrs: list[Instr]) -> None:
             activation=ACTIVATIONS.index(instr.act),
             layer=instr.layer,
             scale=spec.scale if is_qkv and spec is not None else instr.scale,
+            order=packer.order(instr),
             rope=packer.rope(spec) if is_qkv and spec is not None else -1,
             q_norm=-1 if norms is None else packer.head_norm(norms.q, spec),
             k_norm=-1 if norms is None else packer.head_norm(norms.k, spec),
@@ -199,6 +201,7 @@ class _Packer:
         self._program = program
         self._packed: dict[tuple[int, int], int] = {}
         self._ropes: dict[tuple[tuple[float, ...], float], int] = {}
+        self._orders: dict[bytes, int] = {}
 
     def matrices(self, instr: Instr) -> list[int]:
         """Matrix numbers of an instruction's weights."""
@@ -210,6 +213,18 @@ class _Packer:
                 self._packed[key] = self._add(weight, order)
             out.append(self._packed[key])
         return out
+
+    def order(self, instr: Instr) -> int:
+        """The number of the order in which an instruction's weights read their inputs; -1 is the plain one."""
+        if not in_one_order(instr.weights):
+            raise EngineFault(f"{instr.weights[0].name} and what lies beside it can't read one input in several orders")
+        columns = instr.weights[0].columns if instr.weights else None
+        if columns is None:
+            return -1
+        key = columns.tobytes()
+        if key not in self._orders:
+            self._orders[key] = self._program.add_order(np.ascontiguousarray(columns))
+        return self._orders[key]
 
     def vector(self, vector: Float32Array | None) -> int:
         """The number of a vector; -1 is none."""
@@ -242,7 +257,7 @@ class _Packer:
         data = np.ascontiguousarray(weight.data).view(np.uint8).reshape(-1)
         fmt = weight.format
         if fmt not in PACKED_FORMATS:  # rare ones: exact, at the size of floats
-            fmt, data = "f32", dequantize(weight).reshape(-1).view(np.uint8)
+            fmt, data = "f32", dequantize(replace(weight, columns=None)).reshape(-1).view(np.uint8)
         try:
             return int(self._program.add_matrix(fmt, *weight.shape, data, rows))
         except ValueError as error:
