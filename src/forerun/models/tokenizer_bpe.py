@@ -7,7 +7,7 @@ from collections.abc import Callable
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
-from forerun.errors import LoadError
+from forerun.errors import LoadError, shown
 from forerun.models.tokenizer_codec import SPACE_MARK, Codec, alphabet_bytes, piece_bytes
 from forerun.models.tokenizer_gguf import (
     PREFIX,
@@ -17,6 +17,7 @@ from forerun.models.tokenizer_gguf import (
     GgufVocabulary,
     get_list,
 )
+from forerun.models.tokenizer_library import library_encode, library_errors
 from forerun.models.tokenizer_pre import PRE_RULES, PreRule
 
 
@@ -45,16 +46,6 @@ def raw_codec(file: GgufVocabulary) -> Codec:
     # No token has a line break and anything else in it, so this changes no id. It keeps the merges' queues short.
     bpe.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[^\n]+|\n+"), behavior="isolated")
     return _codec(file, bpe, piece_bytes, adds_bos=True)
-
-
-def library_encode(tokenizer: tokenizers.Tokenizer) -> Callable[[str, bool], list[int]]:
-    """`Codec.encode` by a tokenizer that treats every text alike, whatever came before it."""
-
-    def encode(text: str, continues: bool) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
-
-    return encode
 
 
 def _codec(
@@ -91,16 +82,15 @@ def _model(file: GgufVocabulary, *, ignore_merges: bool = False, byte_fallback: 
         left, right = (merge[:middle], merge[middle + 1 :]) if middle > 0 else (merge, "")
         if names.isdisjoint((left, right, left + right)):
             merges.append((left, right))
-    try:
+    # What the library says names the merge.
+    with library_errors(lambda words: LoadError(f"{PREFIX}merges does not fit {PREFIX}tokens: {words}")):
         return models.BPE(vocab, merges, ignore_merges=ignore_merges, byte_fallback=byte_fallback)
-    except Exception as error:  # the library raises plain Exception; what it says names the merge
-        raise LoadError(f"{PREFIX}merges does not fit {PREFIX}tokens: {error}") from error
 
 
 def _pre_rule(file: GgufVocabulary) -> PreRule:
     name = file.metadata.get(PREFIX + "pre")
-    if name not in PRE_RULES:
-        found = "is missing" if name is None else f"is {name!r}"
+    if not isinstance(name, str) or name not in PRE_RULES:
+        found = "is missing" if name is None else f"is {shown(name)}"
         raise LoadError(
             f"{PREFIX}pre {found}, but must be one of {', '.join(sorted(PRE_RULES))}: "
             "another rule would give other token ids"
