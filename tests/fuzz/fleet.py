@@ -43,9 +43,11 @@ class Tally:
     faults: list[Outcome] = field(default_factory=list)
     slowest: Outcome = Outcome(-1, "")
     largest: Outcome = Outcome(-1, "")
+    cpu_s: float = 0.0
 
     def add(self, outcome: Outcome) -> None:
         self.counts[outcome.how] += 1
+        self.cpu_s += outcome.cpu_s
         self.slowest = max(self.slowest, outcome, key=lambda each: each.cpu_s)
         self.largest = max(self.largest, outcome, key=lambda each: each.peak_mb)
         if outcome.how == "fault":
@@ -54,8 +56,8 @@ class Tally:
     def __str__(self) -> str:
         return (
             f"{sum(self.counts.values())} mutants: {self.counts['works']} work, {self.counts['refused']} are refused, "
-            f"{self.counts['fault']} end in a fault; slowest {self.slowest.cpu_s:.1f} s of CPU "
-            f"({self.slowest.number}), most memory {self.largest.peak_mb:.0f} MB ({self.largest.number})"
+            f"{self.counts['fault']} end in a fault; {self.cpu_s:.0f} s of CPU, slowest "
+            f"{self.slowest.cpu_s:.1f} s ({self.slowest.number}), most memory {self.largest.peak_mb:.0f} MB ({self.largest.number})"
         )
 
 

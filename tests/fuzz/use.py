@@ -24,7 +24,7 @@ from forerun.ops.base import Weight
 from forerun.ops.native import ISA_VARIABLE
 from forerun.types import SamplingParams
 
-MAX_MESSAGE_CHARS = 700
+MAX_MESSAGE_CHARS = 800
 # Runs of letters, spaces and lines are what a regular expression can get lost in.
 TEXTS = [
     "",

@@ -7,6 +7,7 @@ import json
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
 
@@ -42,6 +43,7 @@ def main(seed: int, native: str) -> None:
     from tests.fuzz.mutants import make_mutant
     from tests.fuzz.use import Fault, use_model
 
+    warnings.simplefilter("error")  # a warning is a thing that nobody thought of
     answers, memory = sys.stdout, _PeakMemory()
     sys.stdout = sys.stderr  # whatever else prints
     for line in sys.stdin:

@@ -7,7 +7,6 @@ text; regular expressions can keep it busy for ever; a dropout makes ids a matte
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -98,10 +97,12 @@ def _longest_mapped(charsmap: str) -> float:
     """
     try:
         blob = base64.b64decode(charsmap)
-    except (binascii.Error, ValueError):
-        return 1.0  # which the library refuses
-    texts = blob[4 + int.from_bytes(blob[:4], "little") :]
-    return max(1.0, float(max(map(len, texts.split(b"\0")))))
+    except ValueError:
+        blob = b""
+    texts_start = 4 + int.from_bytes(blob[:4], "little")
+    if not 8 <= texts_start <= len(blob):
+        raise LoadError("precompiled_charsmap of tokenizer.json is no map of characters")
+    return max(1.0, float(max(map(len, blob[texts_start:].split(b"\0")))))
 
 
 def _check_model(model: Mapping[str, Any]) -> None:
