@@ -7,7 +7,8 @@ ForerunError
 └── EngineFault    a broken promise of our own; ends the request, never the engine
 
 A message is one sentence that names what was wrong and what would be right.
-The command line prints it without a traceback.
+The command line prints it without a traceback, so what files and other libraries put into it goes through `shown` or
+`one_line`: nothing in it can move a cursor, and nothing makes it a page long.
 """
 
 from __future__ import annotations
@@ -40,3 +41,28 @@ class RequestError(ForerunError):
 
 class EngineFault(ForerunError):
     """An internal invariant does not hold."""
+
+
+def shown(value: object, limit: int = 80) -> str:
+    r"""A value from a file as a message shows it: on one line, printable, in short.
+
+    >>> print(shown("a\x1b[2J"), shown([1, 2, 3]), shown(10**40), sep="; ")
+    'a\x1b[2J'; a list of 3; a huge number
+    """
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}"
+    if isinstance(value, dict):
+        return "an object"
+    # An integer may have more digits than Python is willing to write.
+    return "a huge number" if isinstance(value, int) and abs(value) > 10**30 else repr(value)[:limit]
+
+
+def one_line(text: object, limit: int = 300) -> str:
+    r"""What somebody else's code said, for a message of ours: on one line, printable, cut where it gets long.
+
+    >>> print(one_line("bad\n  token \x00"))
+    bad token \x00
+    """
+    words = " ".join(str(text).split())
+    cut = words if len(words) <= limit else f"{words[: limit - 3]}..."
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in cut)

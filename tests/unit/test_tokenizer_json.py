@@ -188,7 +188,7 @@ def test_end_ids_are_the_configured_then_the_known_ones() -> None:
     assert ours(library, eos_token_id=1).eos_ids == (1, 3)
     assert 5 in ours(library, eos_token_id=[5]).special_ids
     for config in ({"eos_token_id": [9999]}, {"bos_token_id": -1}):
-        with pytest.raises(LoadError, match=r"begin and end tokens are .*, but must be ids between 0 and"):
+        with pytest.raises(LoadError, match=r"a begin or end token is .*, but must be an id between 0 and"):
             ours(library, **config)
 
 

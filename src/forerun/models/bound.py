@@ -89,13 +89,14 @@ def bind_model(loaded: LoadedModel, settings: BindSettings, max_len: int) -> Bou
         num_threads=settings.threads,
         device=settings.device,
     )
-    executor = create_executor(settings.backend, executor_config, loaded.forward)
+    with _named(loaded.path):
+        executor = create_executor(settings.backend, executor_config, loaded.forward)
     return BoundModel(loaded.path, config, tokenizer, chat_template, executor, max_len)
 
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Puts the model's path before what is wrong with its tokenizer or template, unless it is named already."""
+    """Puts the model's path before what is wrong with a part of it, unless it is named already."""
     try:
         yield
     except LoadError as error:

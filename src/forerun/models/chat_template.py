@@ -16,11 +16,11 @@ from typing import Any
 
 from jinja2 import Template, TemplateError
 
-from forerun.errors import LoadError, RequestError
+from forerun.errors import LoadError, RequestError, one_line, shown
 from forerun.models.template_sandbox import BoundedEnvironment, TemplateRefusal
 from forerun.models.tokenizer import Tokenizer, check_text
 
-MAX_SOURCE_CHARS = 1_000_000
+MAX_SOURCE_CHARS = 1 << 18  # the longest known templates have an eighth of it
 
 # Unicode's noncharacters, which are for use inside a program, then a private plane.
 _STAND_INS = (range(0xFDD0, 0xFDF0), range(0xF0000, 0xFFFFD))
@@ -110,9 +110,13 @@ class ChatTemplate:
         try:
             return _environment.run(self._template, variables, conversation.now, num_chars)
         except TemplateRefusal as error:
-            raise RequestError(f"the model's chat template refuses the messages: {error}", "messages") from error
+            raise RequestError(
+                f"the model's chat template refuses the messages: {one_line(error)}", "messages"
+            ) from error
         except Exception as error:  # a template is a program of its own and may raise anything
-            raise RequestError(f"the model's chat template fails on these messages: {error}", "messages") from error
+            raise RequestError(
+                f"the model's chat template fails on these messages: {one_line(error)}", "messages"
+            ) from error
 
 
 def encode_chat(
@@ -175,10 +179,10 @@ def _hide_names(tokenizer: Tokenizer, string: str, marks: Mapping[int, int]) -> 
 def _compile(source: str) -> Template:
     try:
         return _environment.load(source)
-    except (TemplateError, RecursionError) as error:
-        line = getattr(error, "lineno", None)
+    except Exception as error:  # what Jinja accepts, Python may not: nesting, numbers, half characters
+        line = getattr(error, "lineno", None) if isinstance(error, TemplateError) else None
         where = f" in line {line}" if line else ""
-        raise LoadError(f"tokenizer.chat_template is not a valid template{where}: {error}") from error
+        raise LoadError(f"tokenizer.chat_template is not a valid template{where}: {one_line(error)}") from error
 
 
 def _conversation(
@@ -202,7 +206,7 @@ def _plain_message(name: str, message: Mapping[str, Any]) -> dict[str, Any]:
         raise RequestError(f"{name} is of type {type(message).__name__}, but must be an object", "messages")
     role = message.get("role")
     if not isinstance(role, str) or not role:
-        raise RequestError(f"{name}.role is {role!r}, but must be a name such as 'user'", "messages")
+        raise RequestError(f"{name}.role is {shown(role)}, but must be a name such as 'user'", "messages")
     content = message.get("content")
     if content is None and role == "assistant":
         content = ""
@@ -226,7 +230,9 @@ def _plain_content(name: str, content: Any) -> str:
         is_text = isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
         if not is_text:
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise RequestError(f"{name}[{i}] is of type {kind!r}, but must be a text part with a string", "messages")
+            raise RequestError(
+                f"{name}[{i}] is of type {shown(kind)}, but must be a text part with a string", "messages"
+            )
     return "".join(part["text"] for part in content)
 
 

@@ -5,15 +5,20 @@ What this version does not compute is refused by name: a model that runs with a 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from forerun.errors import LoadError
+from forerun.errors import LoadError, shown
 from forerun.models.gguf import GgufFile, MetadataValue
+from forerun.models.sizes import (
+    LARGEST,
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_POSITION,
+    MAX_VOCAB_SIZE,
+    SMALLEST,
+)
 from forerun.ops.base import Activation, AttentionSpec
-
-MAX_POSITION = 2**31 - 1  # positions travel as int32
 
 EMBEDDING = "token_embd.weight"
 HEAD = "output.weight"
@@ -149,15 +154,23 @@ class Keys:
             raise self.fail(suffix, f"is {value}, but must be between {at_least} and {limit}")
         return value
 
+    def dimension(self, suffix: str, limit: int, *, default: int | None = None) -> int:
+        """A size that rows or columns of some tensor have, so that it can't be above all of theirs."""
+        value = self.size(suffix, default=default, limit=limit)
+        largest = max((max(weight.shape) for weight in self.file.tensors.values()), default=0)
+        if value > largest:
+            raise self.fail(suffix, f"is {value}, but no tensor of the file has more than {largest} rows or columns")
+        return value
+
     def number(self, suffix: str, *, default: float | None = None) -> float:
-        """A finite number above 0."""
+        """A number above 0, within reason."""
         value = self.get(suffix)
         if value is None:
             value = default
         if value is None:
             raise self.fail(suffix, "is missing")
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise self.fail(suffix, f"is {shown(value)}, but must be a finite number above 0")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not SMALLEST <= value <= LARGEST:
+            raise self.fail(suffix, f"is {shown(value)}, but must be a number from {SMALLEST} to {LARGEST}")
         return float(value)
 
     def window(self, context_length: int) -> int | None:
@@ -175,13 +188,6 @@ class Keys:
                 raise self.fail(suffix, f"is {shown(value)}, which is not supported")
 
 
-def shown(value: MetadataValue) -> str:
-    """A value as a message shows it: arrays and long strings in short."""
-    if isinstance(value, str | int | float):
-        return repr(value)[:80]
-    return f"a list of {len(value)}"
-
-
 def read_heads(keys: Keys, hidden_size: int, rotates_partly: bool) -> Heads:
     """The sizes of attention.
 
@@ -192,13 +198,13 @@ def read_heads(keys: Keys, hidden_size: int, rotates_partly: bool) -> Heads:
     Raises:
         LoadError: a size is missing, impossible or not supported.
     """
-    num_heads = keys.size("attention.head_count")
-    num_kv_heads = keys.size("attention.head_count_kv", default=num_heads)
+    num_heads = keys.dimension("attention.head_count", MAX_HEADS)
+    num_kv_heads = keys.dimension("attention.head_count_kv", MAX_HEADS, default=num_heads)
     if num_heads % num_kv_heads:
         raise LoadError(f"{keys.file.path}: {num_heads} heads can't share {num_kv_heads} key and value heads evenly")
     if keys.get("attention.key_length") is None and hidden_size % num_heads:
         raise LoadError(f"{keys.file.path}: a hidden size of {hidden_size} does not divide into {num_heads} heads")
-    head_dim = keys.size("attention.key_length", default=max(hidden_size // num_heads, 1))
+    head_dim = keys.dimension("attention.key_length", MAX_HEAD_DIM, default=max(hidden_size // num_heads, 1))
     value_dim = keys.size("attention.value_length", default=head_dim)
     rotary_dim = keys.size("rope.dimension_count", default=head_dim)
     if value_dim != head_dim:
@@ -222,6 +228,8 @@ def read_vocab_size(keys: Keys) -> int:
     if embedding is None:
         raise LoadError(f"{file.path}: tensor {EMBEDDING} is missing")
     vocab_size = embedding.shape[0]
+    if vocab_size > MAX_VOCAB_SIZE:
+        raise LoadError(f"{file.path}: tensor {EMBEDDING} has {vocab_size} rows, more than {MAX_VOCAB_SIZE}")
     stated = keys.size("vocab_size", default=vocab_size)
     if stated != vocab_size:
         raise keys.fail("vocab_size", f"is {stated}, but tensor {EMBEDDING} has {vocab_size} rows")

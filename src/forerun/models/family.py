@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from forerun.models.config import HEAD, MAX_POSITION, Keys, ModelConfig, read_heads, read_vocab_size, shown
+from forerun.errors import shown
+from forerun.models.config import HEAD, Keys, ModelConfig, read_heads, read_vocab_size
 from forerun.models.gguf import GgufFile
 from forerun.models.rope import Rope, read_rope
+from forerun.models.sizes import MAX_HIDDEN_SIZE, MAX_INTERMEDIATE_SIZE, MAX_LAYERS, check_widths
 from forerun.ops.base import Activation, AttentionSpec, RopeStyle
 
 # From the keys of a file, what all layers would have if they were alike, and the trained context length.
@@ -62,9 +64,11 @@ def read_config(file: GgufFile, family: Family, max_len: int | None = None) -> M
     """
     keys = Keys(file)
     keys.require_neutral(family.own_keys)
-    hidden_size = keys.size("embedding_length")
+    hidden_size = keys.dimension("embedding_length", MAX_HIDDEN_SIZE)
+    intermediate_size = keys.dimension("feed_forward_length", MAX_INTERMEDIATE_SIZE)
     heads = read_heads(keys, hidden_size, family.rotates_partly)
-    context_length = keys.size("context_length", limit=MAX_POSITION)
+    check_widths(str(file.path), hidden_size, heads.num_heads * heads.head_dim, intermediate_size)
+    context_length = keys.size("context_length")
     rope = read_rope(keys, heads.rotary_dim, context_length, min(max_len or context_length, context_length))
     alike = AttentionSpec(
         num_heads=heads.num_heads,
@@ -79,7 +83,7 @@ def read_config(file: GgufFile, family: Family, max_len: int | None = None) -> M
         architecture=keys.architecture,
         num_layers=num_layers(keys),
         hidden_size=hidden_size,
-        intermediate_size=keys.size("feed_forward_length"),
+        intermediate_size=intermediate_size,
         num_heads=heads.num_heads,
         num_kv_heads=heads.num_kv_heads,
         head_dim=heads.head_dim,
@@ -95,7 +99,7 @@ def read_config(file: GgufFile, family: Family, max_len: int | None = None) -> M
 
 def num_layers(keys: Keys) -> int:
     """Transformer layers of a file; it can't have more than tensors, which bounds what is built for them."""
-    return keys.size("block_count", limit=len(keys.file.tensors))
+    return keys.size("block_count", limit=min(len(keys.file.tensors), MAX_LAYERS))
 
 
 def full_attentions(keys: Keys, alike: AttentionSpec, context_length: int) -> Sequence[AttentionSpec]:

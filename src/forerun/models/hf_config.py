@@ -11,17 +11,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from forerun.errors import LoadError
+from forerun.errors import LoadError, shown
 from forerun.models.config import ModelConfig
 from forerun.models.family import Family
-from forerun.models.hf_json import JsonKeys, shown
+from forerun.models.hf_json import JsonKeys
 from forerun.models.hf_quant import Packing, read_packing
 from forerun.models.hf_rope import FULL, SLIDING, hf_rope, rope_settings
 from forerun.models.registry import ARCHITECTURES
+from forerun.models.sizes import (
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_HIDDEN_SIZE,
+    MAX_INTERMEDIATE_SIZE,
+    MAX_LAYERS,
+    MAX_VOCAB_SIZE,
+    check_widths,
+)
 from forerun.ops.base import Activation, AttentionSpec
-
-_MAX_LAYERS = 4096  # the deepest models have a tenth of it
-_MAX_HEAD_DIM = 1 << 16
 
 _ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
@@ -169,21 +175,23 @@ def read_hf_config(where: str, data: Mapping[str, Any], max_len: int | None = No
     kind = MODEL_TYPES[model_type]
     keys = JsonKeys(keys.where, keys.data, kind.defaults)
     _require_neutral(keys, kind)
-    hidden_size = keys.size("hidden_size")
+    hidden_size = keys.size("hidden_size", limit=MAX_HIDDEN_SIZE)
+    intermediate_size = keys.size("intermediate_size", limit=MAX_INTERMEDIATE_SIZE)
     context_length = keys.size("max_position_embeddings")
     alike = _attention(keys, kind, hidden_size, context_length, min(max_len or context_length, context_length))
+    check_widths(keys.where, hidden_size, alike.num_heads * alike.head_dim, intermediate_size)
     family = ARCHITECTURES[kind.architecture]
     has_bias = kind.may_have_bias and keys.flag("attention_bias")
     family = replace(family, qkv_bias="required" if has_bias or family.qkv_bias == "required" else "none")
     config = ModelConfig(
         architecture=kind.architecture,
-        num_layers=keys.size("num_hidden_layers", limit=_MAX_LAYERS),
+        num_layers=keys.size("num_hidden_layers", limit=MAX_LAYERS),
         hidden_size=hidden_size,
-        intermediate_size=keys.size("intermediate_size"),
+        intermediate_size=intermediate_size,
         num_heads=alike.num_heads,
         num_kv_heads=alike.num_kv_heads,
         head_dim=alike.head_dim,
-        vocab_size=keys.size("vocab_size"),
+        vocab_size=keys.size("vocab_size", limit=MAX_VOCAB_SIZE),
         context_length=context_length,
         rms_eps=keys.number("rms_norm_eps"),
         is_tied=keys.flag("tie_word_embeddings"),
@@ -236,13 +244,13 @@ def _activation(keys: JsonKeys) -> Activation:
 
 def _attention(keys: JsonKeys, kind: ModelType, hidden_size: int, context_length: int, max_len: int) -> AttentionSpec:
     """What layers that see everything have in common."""
-    num_heads = keys.size("num_attention_heads")
-    num_kv_heads = keys.size("num_key_value_heads", default=num_heads)
+    num_heads = keys.size("num_attention_heads", limit=MAX_HEADS)
+    num_kv_heads = keys.size("num_key_value_heads", default=num_heads, limit=MAX_HEADS)
     if num_heads % num_kv_heads:
         raise LoadError(f"{keys.where}: {num_heads} heads can't share {num_kv_heads} key and value heads evenly")
     if keys.get("head_dim") is None and hidden_size % num_heads:
         raise LoadError(f"{keys.where}: a hidden size of {hidden_size} does not divide into {num_heads} heads")
-    head_dim = keys.size("head_dim", default=max(hidden_size // num_heads, 1), limit=_MAX_HEAD_DIM)
+    head_dim = keys.size("head_dim", default=max(hidden_size // num_heads, 1), limit=MAX_HEAD_DIM)
     if head_dim % 2:
         raise LoadError(f"{keys.where}: a head size of {head_dim} is odd, but RoPE turns pairs")
     settings = rope_settings(keys, FULL if kind.has_local_rope else None)
@@ -262,7 +270,7 @@ def _attention(keys: JsonKeys, kind: ModelType, hidden_size: int, context_length
 
 def _layers(keys: JsonKeys, kind: ModelType, alike: AttentionSpec, context_length: int) -> tuple[AttentionSpec, ...]:
     """The attention of each layer."""
-    num_layers = keys.size("num_hidden_layers", limit=_MAX_LAYERS)
+    num_layers = keys.size("num_hidden_layers", limit=MAX_LAYERS)
     has_window = kind.windows != "none" and keys.get("sliding_window") is not None
     if kind.windows == "some" and "max_window_layers" in kind.defaults and not keys.flag("use_sliding_window"):
         has_window = False

@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import LoadError
+from forerun.errors import LoadError, one_line, shown
+from forerun.models.sizes import LARGEST, MAX_POSITION, SMALLEST
 
-MAX_SIZE = 2**31 - 1
 _MAX_BYTES = 1 << 28  # the largest tokenizer.json files have an eighth of it
-# What a number that is no count can sensibly be; within these bounds no formula here overflows.
-_SMALLEST, _LARGEST = 1e-12, 1e12
 
 
 def read_text(path: Path) -> str:
@@ -48,7 +46,7 @@ def parse_object(text: str | bytes, what: str) -> dict[str, Any]:
     except _Twice as error:
         raise LoadError(f"{what} is malformed: key {error.key[:80]!r} occurs twice") from None
     except (ValueError, RecursionError) as error:
-        raise LoadError(f"{what} is not valid JSON: {error}") from error
+        raise LoadError(f"{what} is not valid JSON: {one_line(error)}") from error
     if not isinstance(data, dict):
         raise LoadError(f"{what} must be a JSON object")
     return data
@@ -89,7 +87,7 @@ class JsonKeys:
         """An error about a key, to raise."""
         return LoadError(f"{self.where}: key {key} {problem}")
 
-    def size(self, key: str, *, default: int | None = None, limit: int = MAX_SIZE) -> int:
+    def size(self, key: str, *, default: int | None = None, limit: int = MAX_POSITION) -> int:
         """A whole number from 1 to limit."""
         value = self.get(key)
         value = default if value is None else value
@@ -109,8 +107,8 @@ class JsonKeys:
 
     def checked(self, key: str, value: Any) -> float:
         """A value of a key as such a number."""
-        if type(value) not in (int, float) or not _SMALLEST <= value <= _LARGEST:
-            raise self.fail(key, f"is {shown(value)}, but must be a number from {_SMALLEST} to {_LARGEST}")
+        if type(value) not in (int, float) or not SMALLEST <= value <= LARGEST:
+            raise self.fail(key, f"is {shown(value)}, but must be a number from {SMALLEST} to {LARGEST}")
         return float(value)
 
     def flag(self, key: str) -> bool:
@@ -135,11 +133,3 @@ class JsonKeys:
         if not isinstance(value, dict):
             raise self.fail(key, f"is {shown(value)}, but must be an object")
         return JsonKeys(f"{self.where}: {key}", value, {})
-
-
-def shown(value: Any) -> str:
-    """A value as a message shows it: long ones in short."""
-    if isinstance(value, list | dict):
-        return f"a list of {len(value)}" if isinstance(value, list) else "an object"
-    # An integer may have more digits than Python is willing to write.
-    return "a huge number" if isinstance(value, int) and abs(value) > 10**30 else repr(value)[:80]

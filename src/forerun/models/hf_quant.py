@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from forerun.models.hf_json import JsonKeys, shown
+from forerun.errors import shown
+from forerun.models.hf_json import JsonKeys
 
 Method = Literal["gptq", "awq", "compressed-tensors"]
 

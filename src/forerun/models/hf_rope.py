@@ -12,7 +12,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from forerun.models.hf_json import JsonKeys, shown
+from forerun.errors import shown
+from forerun.models.hf_json import JsonKeys
 from forerun.models.rope import BETA_FAST, BETA_SLOW, Rope, plain_rope, yarn_frequencies
 
 FULL, SLIDING = "full_attention", "sliding_attention"

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import LoadError
+from forerun.errors import LoadError, shown
 from forerun.models.chat_template import ChatTemplate
-from forerun.models.hf_json import parse_object, read_object, read_text, shown
+from forerun.models.hf_json import parse_object, read_object, read_text
 from forerun.models.tokenizer import Tokenizer
 
 TOKENIZER_FILE = "tokenizer.json"

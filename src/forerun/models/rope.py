@@ -11,10 +11,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
-from forerun.errors import LoadError
-from forerun.models.config import Keys, shown
+from forerun.errors import LoadError, shown
+from forerun.models.config import Keys
+from forerun.models.sizes import LARGEST, SMALLEST
 from forerun.ops.formats import dequantize
 
 FREQ_FACTORS = "rope_freqs.weight"
@@ -96,7 +95,9 @@ def _scaling_type(keys: Keys) -> str:
         # A file without a type means linear scaling, by 1 unless it says more.
         kind, fits = str(stated or "linear"), True
     if not fits:
-        raise keys.fail("rope.scaling.type", f"is {stated!r}, but the file holds RoPE factors, which are another type")
+        raise keys.fail(
+            "rope.scaling.type", f"is {shown(stated)}, but the file holds RoPE factors, which are another type"
+        )
     if kind not in ("linear", "yarn") and _factor(keys) != 1.0:
         raise keys.fail("rope.scaling.factor", f"is {_factor(keys)}, but RoPE scaling of type {kind} has none")
     return kind
@@ -114,9 +115,9 @@ def _divided(keys: Keys, plain: Rope, name: str) -> Rope:
         raise LoadError(f"{keys.file.path}: tensor {name} is missing")
     if weight.shape != (1, pairs):
         raise LoadError(f"{keys.file.path}: tensor {name} has shape {weight.shape}, but must have (1, {pairs})")
-    factors = dequantize(weight).reshape(-1).astype(np.float64)
-    if not (np.isfinite(factors) & (factors > 0)).all():
-        raise LoadError(f"{keys.file.path}: tensor {name} holds a factor that is not a finite number above 0")
+    factors = dequantize(weight).reshape(-1)
+    if not ((factors >= SMALLEST) & (factors <= LARGEST)).all():
+        raise LoadError(f"{keys.file.path}: tensor {name} holds a factor that is not from {SMALLEST} to {LARGEST}")
     return Rope(tuple(freq / factor for freq, factor in zip(plain.inv_freq, factors.tolist(), strict=True)))
 
 

@@ -3,8 +3,10 @@
 Jinja's immutable sandbox keeps a template away from Python. It does not stop one from spinning for ever or from
 growing a text until memory ends. Here whatever a template builds is charged to a budget of its render *before* it is
 built: arithmetic, concatenation, list displays, arguments of calls and filters, printed values, loop turns and the
-fixed text inside them. One unit is one character; what takes time without one costs more. What a template merely
-looks at is free, since it was paid for when it was built. Every charge also looks at the clock.
+fixed text inside them. What a call, a filter or a slice returns is charged when it is there: none makes anything much
+larger than what went in. One unit is one character; what takes time without one costs more. What a template merely
+looks at is free, since it was paid for when it was built. Every charge also looks at the clock, and no single operation
+takes long. Compiling is bounded by the length of the source and by the number of its parts.
 
 The options and helpers are those that chat templates are written for (Hugging Face's).
 """
@@ -13,6 +15,8 @@ from __future__ import annotations
 
 import functools
 import json
+import re
+import string
 import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
@@ -30,8 +34,14 @@ BASE_WORK = 8_000_000  # units
 WORK_PER_CHAR = 32  # and this much for every character of the input, which templates copy a few times
 MAX_RENDER_S = 5.0
 _VALUE_UNITS = 8
-_TURN_UNITS = 32
+_TURN_UNITS = 64
 _MAX_INT_BITS = 256
+_MAX_NODES = 10_000  # of a parsed template; the largest known ones have an eighth of it
+_MAX_ARGUMENT = 1000  # characters of what is stripped, or of a format of times
+_MAX_INDENT = 32
+# For web pages; they take time or memory out of proportion, and no prompt needs them. Nor one that is left to chance.
+_REMOVED_FILTERS = ("filesizeformat", "pprint", "random", "striptags", "urlencode", "urlize", "xmlattr")
+_STAR_WIDTH = re.compile(r"%[^a-zA-Z%]*\*")
 
 
 class TemplateRefusal(TemplateError):
@@ -85,9 +95,21 @@ def _charged(value: Any) -> Any:
     return value
 
 
+def _charge_result(value: Any) -> Any:
+    """Charges what an operation has made; of a list the texts in it, which may be old, but no deeper."""
+    if isinstance(value, (str, bytes)):
+        _spend(len(value))
+    elif isinstance(value, (list, tuple)):
+        _spend(_VALUE_UNITS * len(value) + sum(len(item) for item in value if isinstance(item, str)))
+    return value
+
+
 def _concat(*parts: Any) -> str:
     """The `~` operator."""
     return "".join(str(_charged(part)) for part in parts)
+
+
+_OWN_CALLS = (_spend, _charged, _charge_result, _concat)  # they charge by themselves
 
 
 def _charge_call(name: str, receiver: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -100,6 +122,7 @@ def _charge_call(name: str, receiver: Any, args: tuple[Any, ...], kwargs: Mappin
     units = _VALUE_UNITS + sum(map(_charge, values)) + sum(abs(value) for value in values if isinstance(value, int))
     repeats = 1
     if isinstance(receiver, str):
+        _refuse_hidden_size(name, receiver, values)
         if name in ("indent", "expandtabs"):
             repeats += receiver.count("\n") + receiver.count("\t")
         elif name in ("translate", "wordwrap"):
@@ -117,6 +140,18 @@ def _charge_call(name: str, receiver: Any, args: tuple[Any, ...], kwargs: Mappin
     _spend(units * repeats)
 
 
+def _refuse_hidden_size(name: str, text: str, values: list[Any]) -> None:
+    """Operations on a text whose cost can't be told from what goes in."""
+    if name in ("strip", "lstrip", "rstrip", "trim") and any(
+        isinstance(value, str) and len(value) > _MAX_ARGUMENT for value in values
+    ):
+        raise TemplateLimit(f"it strips a choice of more than {_MAX_ARGUMENT} characters")
+    if name in ("format", "format_map"):
+        fields = string.Formatter().parse(text) if "{" in text else ()
+        if _STAR_WIDTH.search(text) or any("{" in (field[2] or "") for field in fields):
+            raise TemplateLimit("it formats with a width that is a variable")
+
+
 def _format_widths(pattern: str) -> int:
     """Sum of the numbers in a format string: no field is padded to more."""
     digits = "".join(char if char.isdecimal() else " " for char in pattern).split()
@@ -132,8 +167,10 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
         before, value, rest = args[:value_index], args[value_index], args[value_index + 1 :]
         if name == "join":
             value = list(value)  # a generator can't be charged
+        if name == "sum" and not all(isinstance(start, (int, float)) for start in (*rest[1:], kwargs.get("start", 0))):
+            raise TemplateLimit("it adds up what is no number")  # each step would copy all that came before
         _charge_call(name, value, rest, kwargs)
-        return function(*before, value, *rest, **kwargs)
+        return _charge_result(function(*before, value, *rest, **kwargs))
 
     return bounded
 
@@ -146,6 +183,10 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     # Jinja's own filter escapes for HTML, which a prompt must not be.
+    if indent is not None and not (isinstance(indent, int) and indent <= _MAX_INDENT):
+        raise TemplateLimit(f"it indents by more than {_MAX_INDENT} characters")
+    if separators is not None and max(map(len, separators), default=0) > _MAX_INDENT:
+        raise TemplateLimit(f"it separates by more than {_MAX_INDENT} characters")
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -154,6 +195,8 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(pattern: str) -> str:
+    if len(pattern) > _MAX_ARGUMENT:
+        raise TemplateLimit(f"it formats a time by more than {_MAX_ARGUMENT} characters")
     return _current.get().now.strftime(pattern)
 
 
@@ -178,6 +221,10 @@ class _InsertCharges(NodeTransformer):
 
     def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
         return self._charged_display(node, [pair.value for pair in node.items])
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        return _call("charge_result", [node], node.lineno) if isinstance(node.arg, nodes.Slice) else node
 
     def _with_charge(self, node: nodes.Node, body: list[nodes.Node]) -> nodes.Node:
         fixed_chars = sum(len(text.data) for text in node.find_all(nodes.TemplateData))
@@ -214,14 +261,17 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
     spend = staticmethod(_spend)
     charged = staticmethod(_charged)
+    charge_result = staticmethod(_charge_result)
     concat_parts = staticmethod(_concat)
 
     def __init__(self) -> None:
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols], finalize=_charged
         )
-        self.filters["tojson"] = _tojson
-        self.filters = {name: _bounded_filter(name, function) for name, function in self.filters.items()}
+        filters = {**self.filters, "tojson": _tojson}
+        self.filters = {
+            name: _bounded_filter(name, function) for name, function in filters.items() if name not in _REMOVED_FILTERS
+        }
         del self.globals["lipsum"]  # unbounded by its arguments
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
@@ -231,11 +281,17 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
         Raises:
             jinja2.TemplateSyntaxError: the source is not Jinja.
+            TemplateLimit: it has too many parts.
+            Exception: whatever else Python's compiler raises.
         """
         # Compiling evaluates constant expressions, which are charged like any other.
         token = _current.set(_Render(datetime.now(), BASE_WORK))
         try:
-            tree = _InsertCharges().visit(self.parse(source))
+            parsed = self.parse(source)
+            num_nodes = sum(1 for _ in parsed.find_all(nodes.Node))
+            if num_nodes > _MAX_NODES:
+                raise TemplateLimit(f"it has {num_nodes} parts, more than {_MAX_NODES}")
+            tree = _InsertCharges().visit(parsed)
             code = self.compile(tree, filename="<chat template>")
         finally:
             _current.reset(token)
@@ -277,13 +333,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Charges a call, then does it."""
+        """Charges a call, does it, and charges what it returns."""
+        if any(__obj is own for own in _OWN_CALLS):
+            return super().call(__context, __obj, *args, **kwargs)
         # The sandbox wraps str.format; the text it works on belongs to the wrapped method.
         method = getattr(__obj, "__wrapped__", __obj)
         name = getattr(method, "__name__", "")
         receiver = getattr(method, "__self__", None)
         if name == "join" and isinstance(receiver, str) and args:
             args = (list(args[0]), *args[1:])  # a generator can't be charged
-        if __obj is not _spend:
-            _charge_call(name, receiver if isinstance(receiver, (str, list, tuple, dict)) else None, args, kwargs)
-        return super().call(__context, __obj, *args, **kwargs)
+        _charge_call(name, receiver if isinstance(receiver, (str, list, tuple, dict)) else None, args, kwargs)
+        return _charge_result(super().call(__context, __obj, *args, **kwargs))

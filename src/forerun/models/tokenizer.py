@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from forerun.errors import LoadError, RequestError
+from forerun.errors import LoadError, RequestError, shown
 from forerun.models.tokenizer_bpe import gemma4_codec, gpt2_codec
 from forerun.models.tokenizer_codec import Codec, end_ids
 from forerun.models.tokenizer_gguf import PREFIX, GgufVocabulary, get, read_vocabulary
@@ -98,7 +98,7 @@ class Tokenizer:
         """
         kind = get(metadata, PREFIX + "model", str)
         if kind not in _FAMILIES:
-            raise LoadError(f"{PREFIX}model is {kind!r}, but must be one of {', '.join(map(repr, _FAMILIES))}")
+            raise LoadError(f"{PREFIX}model is {shown(kind)}, but must be one of {', '.join(map(repr, _FAMILIES))}")
         family = _FAMILIES[kind]
         file = read_vocabulary(metadata, family.default_ids)
         codec = family.build(file)

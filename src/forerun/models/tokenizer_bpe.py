@@ -7,7 +7,7 @@ from collections.abc import Callable
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
-from forerun.errors import LoadError
+from forerun.errors import LoadError, shown
 from forerun.models.tokenizer_codec import SPACE_MARK, Codec, alphabet_bytes, piece_bytes
 from forerun.models.tokenizer_gguf import (
     PREFIX,
@@ -17,6 +17,7 @@ from forerun.models.tokenizer_gguf import (
     GgufVocabulary,
     get_list,
 )
+from forerun.models.tokenizer_library import library_encode, library_errors
 from forerun.models.tokenizer_pre import PRE_RULES, RAW_NAMES
 
 
@@ -40,16 +41,6 @@ def gpt2_codec(file: GgufVocabulary) -> Codec:
 def gemma4_codec(file: GgufVocabulary) -> Codec:
     """The codec of a `gemma4` vocabulary; LoadError where merges and tokens don't fit."""
     return _raw_codec(file, adds_bos=True)
-
-
-def library_encode(tokenizer: tokenizers.Tokenizer) -> Callable[[str, bool], list[int]]:
-    """`Codec.encode` by a tokenizer that treats every text alike, whatever came before it."""
-
-    def encode(text: str, continues: bool) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
-
-    return encode
 
 
 def _raw_codec(file: GgufVocabulary, *, adds_bos: bool) -> Codec:
@@ -95,17 +86,16 @@ def _model(file: GgufVocabulary, *, ignore_merges: bool = False, byte_fallback: 
         left, right = (merge[:middle], merge[middle + 1 :]) if middle > 0 else (merge, "")
         if names.isdisjoint((left, right, left + right)):
             merges.append((left, right))
-    try:
+    # What the library says names the merge.
+    with library_errors(lambda words: LoadError(f"{PREFIX}merges does not fit {PREFIX}tokens: {words}")):
         return models.BPE(vocab, merges, ignore_merges=ignore_merges, byte_fallback=byte_fallback)
-    except Exception as error:  # the library raises plain Exception; what it says names the merge
-        raise LoadError(f"{PREFIX}merges does not fit {PREFIX}tokens: {error}") from error
 
 
 def _pre_name(file: GgufVocabulary) -> str:
     name = file.metadata.get(PREFIX + "pre")
     if isinstance(name, str) and (name in PRE_RULES or name in RAW_NAMES):
         return name
-    found = "is missing" if name is None else f"is {name!r}"
+    found = "is missing" if name is None else f"is {shown(name)}"
     raise LoadError(
         f"{PREFIX}pre {found}, but must be one of {', '.join(sorted({*PRE_RULES, *RAW_NAMES}))}: "
         "another rule would give other token ids"

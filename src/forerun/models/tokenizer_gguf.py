@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.errors import LoadError
+from forerun.errors import LoadError, shown
 from forerun.models.tokenizer_codec import END_NAMES
 
 # Values of tokenizer.ggml.token_type, as the GGUF specification numbers them.
@@ -99,5 +99,5 @@ def _token_id(metadata: Mapping[str, Any], name: str, vocab_size: int) -> int | 
     if value is None:
         return None
     if not isinstance(value, int) or not 0 <= value < vocab_size:
-        raise LoadError(f"{key} is {value!r}, but must be an id between 0 and {vocab_size - 1}")
+        raise LoadError(f"{key} is {shown(value)}, but must be an id between 0 and {vocab_size - 1}")
     return value

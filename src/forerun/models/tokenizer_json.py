@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import tokenizers
 
-from forerun.errors import LoadError
+from forerun.errors import LoadError, one_line, shown
+from forerun.models.sizes import MAX_VOCAB_SIZE
 from forerun.models.tokenizer_codec import SPACE_MARK, Codec, alphabet_bytes, end_ids, piece_bytes
+from forerun.models.tokenizer_components import check_components, steps_of
+from forerun.models.tokenizer_library import library_encode, library_errors
 from forerun.models.tokenizer_names import NameRule
 
 _CONFIGURED = ("bos_token", "eos_token", "pad_token", "cls_token", "sep_token", "mask_token")
-_MAX_VOCAB_SIZE = 1 << 22  # the largest vocabularies have a sixteenth of it
+_MAX_IDS_PER_TOKEN, _FEW_IDS = 16, 1 << 16
 _BYTE_LEVEL, _PIECES = {"ByteLevel"}, {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
 
 
@@ -35,19 +38,21 @@ def json_codec(text: str, config: Mapping[str, Any], vocab_size: int) -> Codec:
     """The codec of a tokenizer.json file; arguments and errors as `Tokenizer.from_tokenizer_json`."""
     try:
         return _codec(_parse(text), config, vocab_size)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise LoadError(f"tokenizer.json or its config is malformed: {error!r}") from error
+    except (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise LoadError(f"tokenizer.json or its config is malformed: {one_line(repr(error))}") from error
 
 
 def _codec(data: dict[str, Any], config: Mapping[str, Any], vocab_size: int) -> Codec:
+    check_components(data)
     added = [_read_added(i, entry) for i, entry in enumerate(data.get("added_tokens") or [])]
     tokens = _token_list(data["model"], added, vocab_size)
     ids = {token: i for i, token in reversed(list(enumerate(tokens))) if token}
     bos_id, adds_bos = _begin(data.get("post_processor"), config, ids)
     own_ends = _own_ends(config, ids)
     roles = [i for i in (bos_id, *own_ends) if i is not None]
-    if any(not 0 <= i < len(tokens) for i in roles):
-        raise LoadError(f"begin and end tokens are {roles}, but must be ids between 0 and {len(tokens) - 1}")
+    for i in roles:
+        if not 0 <= i < len(tokens):
+            raise LoadError(f"a begin or end token is {shown(i)}, but must be an id between 0 and {len(tokens) - 1}")
     special = _special_names(added, config, ids) | {tokens[i]: i for i in roles}
     drops_space, ordinary_bytes = _byte_rule(data.get("decoder"))
     named = {token.token_id for token in added if not _is_spelled(data["model"], token)}.union(special.values())
@@ -68,7 +73,7 @@ def _parse(text: str) -> dict[str, Any]:
     try:
         data: dict[str, Any] = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise LoadError(f"tokenizer.json is not valid JSON: {error}") from error
+        raise LoadError(f"tokenizer.json is not valid JSON: {one_line(error)}") from error
     model = data.get("model") if isinstance(data, dict) else None
     if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict | list):
         raise LoadError("tokenizer.json has no model.vocab; it must be a file of the tokenizers library")
@@ -80,8 +85,9 @@ def _read_added(i: int, entry: Any) -> _AddedToken:
         rule = NameRule(bool(entry.get("lstrip")), bool(entry.get("rstrip")), bool(entry.get("single_word")))
         return _AddedToken(int(entry["id"]), str(entry["content"]), bool(entry["special"]), rule)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
+        found = one_line(repr(error))
         raise LoadError(
-            f"added_tokens[{i}] of tokenizer.json must have an id, a content and a special flag: {error!r}"
+            f"added_tokens[{i}] of tokenizer.json must have an id, a content and a special flag: {found}"
         ) from error
 
 
@@ -92,9 +98,11 @@ def _token_list(model: Mapping[str, Any], added: list[_AddedToken], vocab_size: 
     if isinstance(vocab, dict):
         entries = {i: token for token, i in vocab.items()}
     entries |= {token.token_id: token.name for token in added}
+    # Ids without a token cost memory, too, so there can't be many more of them than the model has rows for.
+    limit = min(MAX_VOCAB_SIZE, max(vocab_size, _FEW_IDS, _MAX_IDS_PER_TOKEN * len(entries)))
     for i in entries:
-        if not 0 <= i < _MAX_VOCAB_SIZE:
-            raise LoadError(f"tokenizer.json has the token id {i}, but ids must be between 0 and {_MAX_VOCAB_SIZE - 1}")
+        if not 0 <= i < limit:
+            raise LoadError(f"tokenizer.json has the token id {shown(i)}, but ids must be between 0 and {limit - 1}")
     return [entries.get(i, "") for i in range(max(vocab_size, max(entries, default=-1) + 1))]
 
 
@@ -158,46 +166,29 @@ def _is_spelled(model: Mapping[str, Any], token: _AddedToken) -> bool:
 
 def _encode(data: dict[str, Any]) -> Callable[[str, bool], list[int]]:
     whole = _library_tokenizer(data)
-    continued = whole
-    splitters = list(_steps(data.get("pre_tokenizer"), "pretokenizers"))
-    if any(step.get("prepend_scheme") == "first" for step in splitters):
-        # In this scheme only the beginning of a prompt gets a space in front.
-        steps = [step | {"prepend_scheme": "never"} if "prepend_scheme" in step else step for step in splitters]
-        continued = _library_tokenizer(data | {"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}})
-
-    def encode(text: str, continues: bool) -> list[int]:
-        ids: list[int] = (continued if continues else whole).encode(text, add_special_tokens=False).ids
-        return ids
-
-    return encode
+    splitters = list(steps_of(data.get("pre_tokenizer"), "pretokenizers"))
+    if not any(step.get("prepend_scheme") == "first" for step in splitters):
+        return library_encode(whole)
+    # In this scheme only the beginning of a prompt gets a space in front.
+    steps = [step | {"prepend_scheme": "never"} if "prepend_scheme" in step else step for step in splitters]
+    continued = data | {"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}
+    return library_encode(whole, _library_tokenizer(continued))
 
 
 def _library_tokenizer(data: dict[str, Any]) -> tokenizers.Tokenizer:
-    try:
+    with library_errors(lambda words: LoadError(f"tokenizer.json can't be read by the tokenizers library: {words}")):
         tokenizer = tokenizers.Tokenizer.from_str(json.dumps(data, ensure_ascii=False))
-    except Exception as error:  # the library raises plain Exception
-        raise LoadError(f"tokenizer.json can't be read by the tokenizers library: {error}") from error
     for entry in data["added_tokens"]:
         found = tokenizer.token_to_id(entry["content"])
         if found != entry["id"]:
-            raise LoadError(f"tokenizer.json gives {entry['content']!r} the id {entry['id']}, but it reads as {found}")
+            stated = f"gives {shown(entry['content'])} the id {shown(entry['id'])}"
+            raise LoadError(f"tokenizer.json {stated}, but it reads as {found}")
     return tokenizer
-
-
-def _steps(component: Any, key: str) -> Iterator[dict[str, Any]]:
-    """A component's parts in order, out of the sequences in which they may be nested."""
-    if not isinstance(component, dict):
-        return
-    if component.get("type") == "Sequence":
-        for part in component.get(key) or ():
-            yield from _steps(part, key)
-    else:
-        yield component
 
 
 def _byte_rule(decoder: Any) -> tuple[bool, Callable[[str], bytes]]:
     """(one leading space of a text is not its own, the bytes of an ordinary token)."""
-    steps = {str(step.get("type")): step for step in _steps(decoder, "decoders")}
+    steps = {str(step.get("type")): step for step in steps_of(decoder, "decoders")}
     kinds = steps.keys()
     if kinds == _BYTE_LEVEL:
         return False, alphabet_bytes
@@ -212,7 +203,7 @@ def _byte_rule(decoder: Any) -> tuple[bool, Callable[[str], bytes]]:
         to_bytes = piece_bytes if "ByteFallback" in kinds else _text_piece_bytes
         return drops_space, lambda token: to_bytes(token, mark)
     raise LoadError(
-        f"the decoder of tokenizer.json is {' + '.join(sorted(kinds)) or 'missing'}, "
+        f"the decoder of tokenizer.json is {one_line(' + '.join(sorted(kinds)), 80) or 'missing'}, "
         "but must be ByteLevel, WordPiece, Metaspace or ByteFallback with its companions"
     )
 
@@ -241,7 +232,7 @@ def _begin(processor: Any, config: Mapping[str, Any], ids: Mapping[str, int]) ->
 
 def _template_start(processor: Any) -> list[str]:
     """The tokens that the file's template puts before a text."""
-    for step in _steps(processor, "processors"):
+    for step in steps_of(processor, "processors"):
         if step.get("type") == "TemplateProcessing":
             names = []
             for part in step.get("single") or ():

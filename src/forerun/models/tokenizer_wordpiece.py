@@ -6,9 +6,9 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
 from forerun.errors import LoadError
-from forerun.models.tokenizer_bpe import library_encode
 from forerun.models.tokenizer_codec import SPACE_MARK, Codec, piece_bytes
 from forerun.models.tokenizer_gguf import PREFIX, GgufVocabulary, get
+from forerun.models.tokenizer_library import library_encode
 
 _CONTINUED = "##"
 _DEFAULT_UNKNOWN_ID = 100

@@ -18,7 +18,7 @@ from forerun.machine import cpu_model
 from forerun.ops.base import AttentionSpec, ExecutorConfig, Ops, Weight
 from forerun.ops.formats import dequantize, in_one_order
 from forerun.ops.recorder import OP_NAMES, Instr, Recorder, Value, assign_buffers
-from forerun.types import Batch, Float32Array, ForwardOutput, Int32Array
+from forerun.types import PAGE_TOKENS, Batch, Float32Array, ForwardOutput, Int32Array
 
 ISA_VARIABLE = "FORERUN_ISA"
 MAX_THREADS = 256
@@ -72,7 +72,8 @@ class NativeExecutor:
         build: writes the forward pass in `Ops` calls; run once.
 
     Raises:
-        ConfigError: `FORERUN_ISA` names an instruction set this machine lacks, or there are too many threads.
+        ConfigError: `FORERUN_ISA` names an instruction set this machine lacks, there are too many threads, or memory
+            is too small.
         LoadError: a weight has a format or a shape that can't be packed.
     """
 
@@ -104,6 +105,11 @@ class NativeExecutor:
             _emit(self.program, recorder.instrs)
         except ValueError as error:
             raise LoadError(f"the native backend can't run this architecture: {error}") from error
+        except MemoryError as error:
+            num_tokens = config.num_pages * PAGE_TOKENS
+            raise ConfigError(
+                f"weights and a cache of {num_tokens} tokens don't fit into memory; ask for a shorter context"
+            ) from error
 
     def forward(self, batch: Batch) -> ForwardOutput:
         """See `Executor.forward`. The logits are a view that the next pass overwrites.
