@@ -26,11 +26,12 @@ struct Outcome {
   std::vector<double> weights;
   double total;
   RaceResult winner;
+  std::vector<int32_t> drawn;
   std::vector<double> logprobs;
 
   bool operator==(const Outcome& other) const {
     return ids == other.ids && weights == other.weights && total == other.total &&
-           winner.token_id == other.winner.token_id && winner.ratio == other.winner.ratio &&
+           winner.token_id == other.winner.token_id && winner.ratio == other.winner.ratio && drawn == other.drawn &&
            logprobs == other.logprobs;
   }
 };
@@ -53,7 +54,7 @@ Outcome outcome_of(const std::vector<float>& row, const LawParams& params) {
   const size_t num_seen = size > 1 ? 2 : 1;
   Sampler sampler(size);
   // Exactly as long as they must be, so that the address sanitizer sees one step too far.
-  Outcome out{std::vector<int32_t>(size), std::vector<double>(size), 0.0, {}, {}};
+  Outcome out{std::vector<int32_t>(size), std::vector<double>(size), 0.0, {}, {}, {}};
   const PathHistory seen{{history, num_seen}, {counts, num_seen}, {&last, 1}};
   const LawShape shape = sampler.law(row.data(), params, seen, {}, out.ids.data(), out.weights.data());
   out.ids.resize(shape.has_ids ? shape.num_kept : 0);
@@ -63,6 +64,7 @@ Outcome outcome_of(const std::vector<float>& row, const LawParams& params) {
   out.total = shape.total;
   const NoiseAddress address{987654321987654321u, 7, 0, Stream::kShared};
   out.winner = race(shape.has_ids ? out.ids.data() : nullptr, out.weights.data(), out.weights.size(), address);
+  out.drawn = draw(shape.has_ids ? out.ids.data() : nullptr, out.weights.data(), out.weights.size(), address, 7);
   const size_t num_top = size < 5 ? size : 5;
   std::vector<int32_t> top(num_top);
   out.logprobs.resize(num_top);
@@ -87,6 +89,8 @@ void test_levels_agree() {
         set_isa_level(0);
         const Outcome baseline = outcome_of(row, params);
         check(std::isfinite(baseline.winner.ratio), "a winner has a finite ratio");
+        check(baseline.drawn.size() == std::min<size_t>(7, baseline.weights.size()), "as many as there are are drawn");
+        check(baseline.drawn[0] == baseline.winner.token_id, "the first one drawn is the winner");
         for (int level = 1; level <= max_isa_level(); ++level) {
           set_isa_level(level);
           check(outcome_of(row, params) == baseline, "levels give equal bits");
@@ -145,6 +149,10 @@ void test_refusals() {
   check_refused([&] { law({}); }, "NaN in the last place");
   const double nothing[3] = {0.0, 0.0, 0.0};
   check_refused([&] { race(nullptr, nothing, 3, NoiseAddress{}); }, "a law without mass");
+  check_refused([&] { draw(nullptr, nothing, 3, NoiseAddress{}, 2); }, "a draw from a law without mass");
+  check_refused([&] { draw(nullptr, nothing, 0, NoiseAddress{}, 2); }, "a draw from nothing");
+  const double one[1] = {1.0};
+  check_refused([&] { draw(nullptr, one, 1, NoiseAddress{}, 0); }, "a draw of nothing");
 }
 
 }  // namespace

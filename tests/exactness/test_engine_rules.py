@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from forerun.control.speculator import Speculator
 from forerun.engine.engine import Engine
 from forerun.engine.request import prepare
 from forerun.errors import EngineFault
@@ -20,7 +21,7 @@ from forerun.sampling.history import History
 from forerun.sampling.native import NativeSampler
 from forerun.types import SamplingParams, VerifyRule
 from forerun.verify import RULES
-from tests.helpers.engines import Answer, FakeEngine, Scripted, decode_naively, right, wrong_from
+from tests.helpers.engines import Answer, FakeEngine, Scripted, ScriptedSource, decode_naively, right, wrong_from
 from tests.helpers.engines import tree as scripted_tree
 from tests.helpers.fake_target import VOCAB_SIZE, prefix_logits
 from tests.helpers.model_drafter import ModelDrafter
@@ -211,3 +212,15 @@ def test_a_draft_from_shared_noise_is_a_fault_that_harms_nothing(rule: VerifyRul
 
 def test_every_rule_is_run_here() -> None:
     assert ["coupled", *RATIO_RULES] == list(RULES)
+
+
+@pytest.mark.parametrize("rule", RATIO_RULES)
+def test_a_tree_fed_by_a_sampling_drafter_and_another_is_a_fault(rule: VerifyRule) -> None:
+    """Whose node it is depends on what was drawn, so nobody can say how the tree came about."""
+    engine = FakeEngine(max_model_len=32)
+    params = SamplingParams(max_tokens=20, temperature=1.2, top_k=3, ignore_eos=True)
+    truth = [*decode_naively(PROMPT, params, 5).token_ids, *[1] * 20]
+    sources = [ScriptedSource(ModelDrafter(5, CHAIN)), ScriptedSource(Scripted(truth, right(2)), name="other")]
+    request = prepare(PROMPT, params, rule, engine.limits, noise_key=5)
+    with pytest.raises(EngineFault, match=r"rule .* (is exact for|verifies)"):
+        list(engine.engine.run(request, Speculator(sources, lambda: pytest.fail("no costs are needed"))))

@@ -72,7 +72,7 @@ def owed(p: Law, q: Law | None, token_id: int, kept: float = 1) -> Law:
     """(kept p - q)+, where q None is all mass on token_id. The total is its mass, which may be 0."""
     weights = p.weights / p.total
     if kept != 1:
-        weights = weights * kept
+        weights *= kept
     if q is None:
         return without(Law(p.token_ids, weights, kept), token_id)
     q_of_kept = q.weights if p.token_ids is None else q.weights[p.token_ids]
