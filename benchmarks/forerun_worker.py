@@ -1,4 +1,4 @@
-"""The forerun arm: times whole target passes, and what Python adds to them in the real engine.
+"""The forerun arm: times whole target passes, and the engine around them: its start, its memory, its Python.
 
 Run by forerun's own interpreter; talks JSON lines (`wire.py`). A timing of a pass covers what the engine does per step
 up to the logits: building the batch, the pass, and the argmax that comes with it.
@@ -25,6 +25,9 @@ from forerun.types import PAGE_TOKENS, Int32Array, SamplingParams, StepRecord
 
 FIRST_TOKEN_ID = 1000  # an ordinary word in any vocabulary; the timing does not depend on which
 TOKEN_ID_SPAN = 997
+# Tokens that the engine reserves KV for: few, so that an answer fills most of it and no unused KV hides other memory.
+ENGINE_LEN = 2 * DEFAULT_CHUNK
+MEMORY_TOKENS = 64
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  # starts the peak of resident memory anew
 COPY_PROMPT = (
@@ -36,8 +39,9 @@ COPY_PROMPT = (
 
 
 class Forerun:
-    """One loaded model with room for one sequence."""
+    """One loaded model with room for one sequence, bare (`load`) or as the whole engine (`start_engine`)."""
 
+    llm: LLM
     executor: Executor
     num_slots: int
     loaded_bytes: int
@@ -48,7 +52,7 @@ class Forerun:
     ) -> dict[str, Any]:
         """Binds the file to a backend; a prompt runs in the engine's own chunks."""
         start_s = time.perf_counter()
-        self.executor, context_length = _bind(Path(file), num_threads, n_ctx, backend, kv)
+        self.executor, context_length, all_weight_bytes = _bind(Path(file), num_threads, n_ctx, backend, kv)
         load_s = time.perf_counter() - start_s
         self.num_slots = n_ctx
         self.context = 0
@@ -56,6 +60,7 @@ class Forerun:
         return {
             "load_s": load_s,
             "weight_bytes": self.executor.weight_bytes,
+            "all_weight_bytes": all_weight_bytes,
             "kv_bytes_per_token": self.executor.kv_bytes // (num_pages_for(n_ctx) * PAGE_TOKENS),
             "context_length": context_length,
             "isa": chosen_isa() if backend == "native" else None,
@@ -102,18 +107,35 @@ class Forerun:
         """Gigabytes per second that so many threads read from a buffer of num_bytes."""
         return {"gb_per_s": _native.stream_read_gb_per_s(num_threads, num_bytes)}
 
-    def python_cost(self, file: str, num_threads: int, spec: str, max_tokens: int) -> dict[str, Any]:
-        """Milliseconds of each decode step of the real engine outside the target's pass, with and without drafts."""
-        llm = LLM(file, threads=num_threads)
+    def start_engine(self, file: str, num_threads: int) -> dict[str, Any]:
+        """Makes the engine ready for requests, as a user does; says what it holds.
+
+        `peak_bytes` counts the mapped file too, which the system takes back whenever it needs room.
+        """
+        self.llm = LLM(file, threads=num_threads, max_model_len=ENGINE_LEN)
+        return {
+            "kv_bytes": self.llm.target.kv_bytes,
+            "loaded_bytes": _status_bytes("VmRSS"),
+            "peak_bytes": _status_bytes("VmHWM"),
+        }
+
+    def python_cost(self, spec: str, max_tokens: int) -> dict[str, Any]:
+        """Milliseconds of each decode step of the engine outside the target's pass, with and without drafts."""
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         milliseconds = {}
         for speculation in ("off", spec):
             records: list[StepRecord] = []
-            for _ in llm.stream(COPY_PROMPT, params, speculation=speculation, on_step=records.append):
+            for _ in self.llm.stream(COPY_PROMPT, params, speculation=speculation, on_step=records.append):
                 pass
             timings = [record.timings for record in records if record.kind == "decode"]
             milliseconds[speculation] = [1e3 * (times.total_s - times.forward_s) for times in timings]
         return {"milliseconds": milliseconds}
+
+    def answered_memory(self, spec: str) -> dict[str, Any]:
+        """Memory that is resident after a prompt that fills a pass, and a drafted answer."""
+        params = SamplingParams(max_tokens=MEMORY_TOKENS, ignore_eos=True)
+        self.llm.generate([_token_ids(0, DEFAULT_CHUNK).tolist()], params, speculation=spec)
+        return {"answered_bytes": _status_bytes("VmRSS")}
 
     def _run(self, token_ids: Int32Array) -> None:
         """A prompt in the engine's chunks; logits are wanted after its last token only."""
@@ -124,8 +146,11 @@ class Forerun:
         self.context = len(token_ids)
 
 
-def _bind(file: Path, num_threads: int, n_ctx: int, backend: str, kv: KvType) -> tuple[Executor, int]:
-    """The model on a backend and its context length; the mapped file is let go where the backend made its own copy."""
+def _bind(file: Path, num_threads: int, n_ctx: int, backend: str, kv: KvType) -> tuple[Executor, int, int]:
+    """The model on a backend, its context length and the bytes of all its weights.
+
+    The mapped file is let go where the backend made its own copy.
+    """
     model = load_model(file)
     config = ExecutorConfig(
         vocab_size=model.config.vocab_size,
@@ -137,7 +162,7 @@ def _bind(file: Path, num_threads: int, n_ctx: int, backend: str, kv: KvType) ->
         kv_type=kv,
         num_threads=num_threads,
     )
-    return create_executor(backend, config, model.forward), model.config.context_length
+    return create_executor(backend, config, model.forward), model.config.context_length, model.weight_bytes
 
 
 def token_ids_of(file: str, texts: list[str]) -> dict[str, Any]:
@@ -164,7 +189,9 @@ if __name__ == "__main__":
             "steps": arm.steps,
             "logits": arm.logits,
             "stream": arm.stream,
+            "start_engine": arm.start_engine,
             "python_cost": arm.python_cost,
+            "answered_memory": arm.answered_memory,
             "token_ids": token_ids_of,
         }
     )

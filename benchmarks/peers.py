@@ -91,7 +91,8 @@ def compare(crew: Crew, model_path: Path, num_threads: int, num_rounds: int, con
     """
     console.print("Loading forerun, and trying llama.cpp's settings")
     load = {"file": str(model_path), "num_threads": num_threads}
-    own, own_info, start_s = _timed_start(crew, load)
+    own = crew.forerun(OWN)
+    own_info = own.ask("load", **load, n_ctx=N_CTX)
     peer = load_llama_cpp(crew, PEER, model_path, num_threads)
     q4_0 = load_llama_cpp(crew, PEER_Q4_0, q4_0_file(crew, model_path, num_threads), num_threads)
     is_large = model_path.stat().st_size >= LARGE_FILE_BYTES
@@ -99,8 +100,9 @@ def compare(crew: Crew, model_path: Path, num_threads: int, num_rounds: int, con
     slow = {isa: crew.forerun(f"{OWN} {isa}", {"FORERUN_ISA": isa}) for isa in slow_isas}
     for worker in slow.values():
         worker.ask("load", **load, n_ctx=2 * CONTEXT)
-    engine = crew.forerun(f"{OWN}, whole engine")
-    python_ms = engine.ask("python_cost", **load, spec=SPEC, max_tokens=SPEC_TOKENS)["milliseconds"]
+    engine, engine_info, start_s = _timed_start(crew, load)
+    python_ms = engine.ask("python_cost", spec=SPEC, max_tokens=SPEC_TOKENS)["milliseconds"]
+    engine_info |= engine.ask("answered_memory", spec=SPEC)
     crew.dismiss(engine)
     # In ascending order, so that what each length adds is visible.
     all_lengths = SHORT_PROMPTS if is_large else (*SHORT_PROMPTS, *LONG_PROMPTS)
@@ -121,6 +123,7 @@ def compare(crew: Crew, model_path: Path, num_threads: int, num_rounds: int, con
         own_info=own_info,
         llama_cpp_info=peer.info,
         flash_attention={PEER: peer.flash_attention, PEER_Q4_0: q4_0.flash_attention},
+        engine_info=engine_info,
         start_s=start_s,
         python_ms=python_ms,
         memory_bytes=memory_bytes,
@@ -131,12 +134,12 @@ def compare(crew: Crew, model_path: Path, num_threads: int, num_rounds: int, con
 
 
 def _timed_start(crew: Crew, load: dict[str, Any]) -> tuple[Worker, dict[str, Any], float]:
-    """A loaded worker, what it says, and the median seconds from no process to a loaded model."""
+    """An engine that is ready, what it says, and the median seconds from no process to there."""
     seconds: list[float] = []
     while True:
         start_s = time.perf_counter()
-        worker = crew.forerun(OWN)
-        info = worker.ask("load", **load, n_ctx=N_CTX)
+        worker = crew.forerun(f"{OWN}, whole engine")
+        info = worker.ask("start_engine", **load)
         seconds.append(time.perf_counter() - start_s)
         if len(seconds) == NUM_STARTS:
             return worker, info, median(seconds)

@@ -14,6 +14,7 @@ from benchmarks.measure import Measured, Summary, round_to
 
 OWN, PEER, PEER_Q4_0 = "forerun", "llama.cpp", "llama.cpp Q4_0"
 _MIB = 1 << 20
+MAX_RESIDENT_MB = 200.0  # beyond weights and keys and values: Python, tokenizer, activations
 _QUIET_SHARE = 0.05  # of the CPUs' time may go to other processes
 
 Section = tuple[tuple[str, ...], list[tuple[str, ...]]]  # header and rows of a table
@@ -30,7 +31,9 @@ class PeersResult:
         flash_attention: the settings chosen for llama.cpp, by arm and then for steps and prefill.
         python_ms: per speculation setting, milliseconds outside the target's pass of each decode step.
         memory_bytes: by prompt length, resident memory beyond the loaded model and its reserved KV storage.
-        start_s: seconds from no process to a loaded model, imports included.
+        engine_info: of the whole engine, `kv_bytes` and what is resident: `loaded_bytes`, `answered_bytes` after a
+            prompt and an answer, `peak_bytes` at most while loading.
+        start_s: seconds from no process to an engine that is ready, imports and tokenizer included.
         num_rows: row counts of the steps.
         context: tokens in the cache before a step.
         num_threads: of every arm.
@@ -43,6 +46,7 @@ class PeersResult:
     flash_attention: Mapping[str, Mapping[str, str]]
     python_ms: Mapping[str, list[float]]
     memory_bytes: Mapping[int, int]
+    engine_info: Mapping[str, int]
     start_s: float
     num_rows: tuple[int, ...]
     context: int
@@ -73,6 +77,12 @@ class PeersResult:
     def python_ms_per_step(self) -> float:
         """Median of the dearer of plain and speculative steps."""
         return max(median(values) for values in self.python_ms.values())
+
+    @property
+    def resident_mb_beyond(self) -> float:
+        """Megabytes that the engine holds after an answer, beyond weights and reserved keys and values."""
+        held = int(self.own_info["all_weight_bytes"]) + self.engine_info["kv_bytes"]
+        return (self.engine_info["answered_bytes"] - held) / 1e6
 
     @property
     def read_gb_per_s(self) -> float:
@@ -115,7 +125,7 @@ class Goals:
     Attributes:
         steps: by number of rows, time of a step over llama.cpp's for one row.
         prompt: tokens per second of a prompt of 512 over llama.cpp's; None has no goal.
-        start_s: from no process to a loaded model.
+        start_s: from no process to an engine that is ready.
     """
 
     steps: Mapping[int, float]
@@ -146,7 +156,8 @@ def bars(result: PeersResult) -> list[Bar]:
     return [
         *out,
         Bar("Python per step in ms", result.python_ms_per_step, 0.30, True),
-        Bar("seconds from no process to a loaded model", result.start_s, goals.start_s, True),
+        Bar("seconds from no process to an engine that is ready", result.start_s, goals.start_s, True),
+        Bar("resident MB beyond weights and KV", result.resident_mb_beyond, MAX_RESIDENT_MB, True),
     ]
 
 
@@ -168,6 +179,8 @@ def summary_json(result: PeersResult) -> dict[str, Any]:
             for bar in bars(result)
         ],
         "start_s": round_to(result.start_s),
+        "engine": dict(result.engine_info),
+        "resident_mb_beyond": round_to(result.resident_mb_beyond),
         "context": result.context,
         "read_gb_per_s": round_to(result.read_gb_per_s),
         "stream_weights_gb_per_s": round_to(measured.summary(("stream", "weights")).median),
@@ -269,10 +282,21 @@ def _system_rows(result: PeersResult) -> list[tuple[str, ...]]:
         for n, size in result.memory_bytes.items()
     ]
     rows.append(("KV storage, reserved at load", f"{result.own_info['kv_bytes_per_token'] / 1024:.1f} KiB per token"))
-    rows.append(("from no process to a loaded model", f"{result.start_s:.2f} s"))
+    rows.append(("from no process to an engine that is ready", f"{result.start_s:.2f} s"))
+    rows += _memory_rows(result)
     rows.append(("processor time of idle workers", f"{100 * result.measured.idle_cpu_share:.1f} %"))
     rows.append(("processor time of other processes", f"{100 * result.measured.other_cpu_share:.1f} %"))
     return rows
+
+
+def _memory_rows(result: PeersResult) -> list[tuple[str, ...]]:
+    weights, engine = int(result.own_info["all_weight_bytes"]), result.engine_info
+    return [
+        ("all weights, and KV of the engine's context", f"{weights / 1e6:.0f} MB, {engine['kv_bytes'] / 1e6:.0f} MB"),
+        ("resident when ready", f"{engine['loaded_bytes'] / 1e6:.0f} MB"),
+        ("resident after a prompt and an answer", f"{engine['answered_bytes'] / 1e6:.0f} MB"),
+        ("resident at most while loading, with the mapped file", f"{engine['peak_bytes'] / 1e6:.0f} MB"),
+    ]
 
 
 def _model_buffers(buffers: list[str]) -> list[str]:

@@ -85,7 +85,8 @@ class Arena {
   }
 
  private:
-  static constexpr size_t kChunkBytes = size_t{32} << 20;
+  // The last huge page of a chunk is resident whole and used in part, so chunks are few. What is never touched is free.
+  static constexpr size_t kChunkBytes = size_t{256} << 20;
   std::vector<Pages> chunks_;
   uint8_t* next_ = nullptr;
   size_t left_ = 0;

@@ -212,7 +212,7 @@ class Draft:
     @property
     def is_chain(self) -> bool:
         """Whether each node's parent is the node before it."""
-        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+        return self.parents == tuple(range(-1, len(self.parents) - 1))
 
     @property
     def traits(self) -> DraftTraits:
@@ -250,6 +250,8 @@ class Draft:
             raise EngineFault("draft arrays differ in length")
         if n > MAX_DRAFT_NODES:
             raise EngineFault(f"draft has {n} nodes, more than {MAX_DRAFT_NODES}")
+        if self.is_chain:
+            return
         if any(not -1 <= parent < node for node, parent in enumerate(self.parents)):
             raise EngineFault("a draft node precedes its parent")
         if not self.with_replacement and len(set(zip(self.parents, self.token_ids, strict=True))) != n:

@@ -82,11 +82,12 @@ def result(own_ms: dict[int, float], peer_one_row_ms: float, other_cpu_share: fl
     return PeersResult(
         model="smollm2-135m-instruct-q4_1",
         measured=Measured(values, 0.0, other_cpu_share),
-        own_info={"weight_bytes": 96e6, "kv_bytes_per_token": 1024, "isa": "avx2"},
+        own_info={"weight_bytes": 96e6, "all_weight_bytes": 98e6, "kv_bytes_per_token": 1024, "isa": "avx2"},
         llama_cpp_info={"buffers": []},
         flash_attention={PEER: {"steps": "off", "prefill": "on"}},
         python_ms={"off": [0.1, 0.1], "ngram": [0.125, 0.375]},
         memory_bytes={512: 1 << 20},
+        engine_info={"kv_bytes": 2_000_000, "loaded_bytes": 0, "answered_bytes": 310_000_000, "peak_bytes": 0},
         start_s=2.0,
         num_rows=tuple(own_ms),
         context=256,
@@ -120,6 +121,7 @@ def test_goals_compare_with_one_row_of_the_peer() -> None:
         (pytest.approx(4.0), True),
         (0.25, True),
         (2.0, False),
+        (pytest.approx(210.0), False),
     ]
 
 

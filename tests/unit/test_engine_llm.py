@@ -122,6 +122,8 @@ def test_a_closed_stream_frees_the_model(llm: LLM) -> None:
         ([1] * 256, {}, "has 256 tokens.*limit of 256"),
         (PROMPT, {"speculation": "eagle"}, "known are: off, auto, ngram"),
         (PROMPT, {"speculation": "ngram:k=1000"}, "k is 1000"),
+        (PROMPT, {"speculation": None}, "speculation is None, but must be a spec such as 'ngram:k=8', or 'off'"),
+        (PROMPT, {"speculation": 8}, "speculation is 8, but must be a spec"),
         (PROMPT, {"verify": "typical"}, "must be one of: coupled, token, block, rrsw, traversal"),
         (PROMPT, {"verify": "typical", "speculation": "ngram"}, "must be one of: coupled, token, block"),
         (PROMPT, {"verify": "block", "speculation": SHARED_TREES}, "rule block verifies chains, not trees"),

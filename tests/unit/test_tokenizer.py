@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ from forerun.errors import LoadError, RequestError
 from forerun.models.tokenizer import Tokenizer
 from forerun.models.tokenizer_pre import PRE_RULES
 from tests.helpers.gguf_files import vocabulary
+from tests.helpers.toy_spm import spm_metadata, wordpiece_metadata
 from tests.helpers.toy_vocab import CONTROL, TOY, USER_DEFINED, metadata, tokenizer
 
 TOOL_CALL = TOY.vocab_size - 1
@@ -49,6 +53,20 @@ def test_rules_differ_in_what_they_split() -> None:
     assert pieces("gpt-2", "xyz") == [b"x", b"y", b"z"]
     assert pieces("qwen2", "e\u0301") == ["é".encode()]
     assert pieces("gpt-2", "e\u0301") == [b"e", b"\xcc", b"\x81"]
+
+
+@pytest.mark.parametrize("make", [metadata, spm_metadata, wordpiece_metadata])
+def test_a_tokenizer_lets_go_of_the_file_s_metadata(make: Callable[[], dict[str, Any]]) -> None:
+    class Metadata(dict[str, Any]):
+        """A dictionary that can be watched."""
+
+    keys = Metadata(make())
+    watched = weakref.ref(keys)
+    toy = Tokenizer.from_gguf(keys)
+    del keys
+    gc.collect()
+    assert watched() is None
+    assert toy.decode(toy.encode("the"), continues=False) == "the"
 
 
 def test_control_names_in_text_stay_text_unless_allowed_f049() -> None:

@@ -202,6 +202,8 @@ class LLM:
         try:
             if isinstance(speculation, str):
                 speculation = Speculation.parse(speculation)
+            if not isinstance(speculation, Speculation):
+                raise ConfigError(f"speculation is {speculation!r}, but must be a spec such as 'ngram:k=8', or 'off'")
             if speculation.is_off:
                 return None
             speculation.check_rule(verify)

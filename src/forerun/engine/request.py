@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from forerun.errors import RequestError
 from forerun.models.tokenizer import check_text
+from forerun.sampling.distribution import argmax_suffices
 from forerun.types import MAX_GENERATED_SEED, SamplingParams, VerifyRule
 from forerun.verify import RULES
 
@@ -40,6 +41,7 @@ class Request:
         seed: what the result reports; None where the seed would not give the output again.
         max_len: tokens of prompt and output at most: the context limit, or less by max_tokens.
         end_ids: ids that end the output.
+        is_argmax: whether every token is the argmax of its raw row, as long as no id is banned.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -49,6 +51,7 @@ class Request:
     seed: int | None
     max_len: int
     end_ids: frozenset[int]
+    is_argmax: bool
 
 
 def prepare(
@@ -91,6 +94,7 @@ def prepare(
         seed=seed,
         max_len=len(prompt) + (room if params.max_tokens is None else min(room, params.max_tokens)),
         end_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else limits.eos_ids),
+        is_argmax=argmax_suffices(params),
     )
 
 

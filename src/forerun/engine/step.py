@@ -21,7 +21,7 @@ from forerun.engine.output import Output
 from forerun.engine.request import Request
 from forerun.engine.sequence import Sequence
 from forerun.ops.base import Executor
-from forerun.sampling.distribution import NO_IDS, Law, RowSampler, argmax_suffices
+from forerun.sampling.distribution import NO_IDS, Law, RowSampler
 from forerun.sampling.history import History
 from forerun.types import (
     MAX_DRAFT_NODES,
@@ -115,7 +115,7 @@ def _finish_step(
     rule, verdict = verify(request.rule, draft, laws, run.sampler, request.noise_key, committed_len)
     verify_ended = time.perf_counter()
     tokens = _emit(run, draft, verdict, rows)
-    emitted = tuple(token.token_id for token in tokens)
+    emitted = tuple([token.token_id for token in tokens])
     _commit(run, verdict, emitted)
     if run.planner is not None:
         run.planner.observe(draft, rows)
@@ -149,15 +149,16 @@ def law_at(run: Run, draft: Draft, rows: ForwardOutput) -> Callable[[int], Law]:
 
     Penalties and bans follow the node's own path, as if its tokens had been emitted.
     """
-    params = run.request.params
-    is_argmax = argmax_suffices(params)
+    request = run.request
+    is_free_to_end = not request.end_ids or run.sequence.num_output_tokens >= request.params.min_tokens
+    if request.is_argmax and is_free_to_end:
+        argmax_ids = rows.argmax.tolist()
+        return lambda node: Law.point(argmax_ids[node + 1])
 
     def law(node: int) -> Law:
         path_ids = _path_ids(draft, node)
         banned_ids = _banned_ids(run, len(path_ids))
-        if is_argmax and not len(banned_ids):
-            return Law.point(rows.argmax.item(node + 1))
-        return run.sampler.law(rows.logits[node + 1], params, run.history.along(path_ids), banned_ids)
+        return run.sampler.law(rows.logits[node + 1], request.params, run.history.along(path_ids), banned_ids)
 
     return law
 
@@ -181,7 +182,7 @@ def _banned_ids(run: Run, path_len: int) -> Int32Array:
 def _emit(run: Run, draft: Draft, verdict: Verdict, rows: ForwardOutput) -> tuple[EmittedToken, ...]:
     """The accepted path and the next token, up to the one that ends the output."""
     num_top = run.request.params.logprobs or 0
-    token_ids = (*(draft.token_ids[node] for node in verdict.accepted), verdict.next_token_id)
+    token_ids = (*[draft.token_ids[node] for node in verdict.accepted], verdict.next_token_id)
     nodes_before = (-1, *verdict.accepted)
 
     def logprob_of(index: int, token_id: int) -> TokenLogprob:

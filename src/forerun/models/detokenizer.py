@@ -34,8 +34,8 @@ class Detokenizer:
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The characters that these tokens complete; may be empty."""
-        kept = (i for i in token_ids if i not in self._skipped)
-        return self._without_space(self._decoder.decode(b"".join(map(self._tokenizer.token_bytes, kept))))
+        data = b"".join([self._tokenizer.token_bytes(i) for i in token_ids if i not in self._skipped])
+        return self._without_space(self._decoder.decode(data))
 
     def finish(self) -> str:
         """U+FFFD for a character that was never completed, else nothing."""
@@ -78,6 +78,8 @@ class StopMatcher:
 
     def push(self, text: str) -> TextPiece:
         """Adds text and returns what is certain."""
+        if not self._stop:
+            return TextPiece(text)
         pending = self._held + text
         starts = [start for start in map(pending.find, self._stop) if start >= 0]
         if starts:

@@ -58,13 +58,14 @@ def _codec(
     user_defined = file.ids_of(TYPE_USER_DEFINED)
     bpe.add_tokens([tokenizers.AddedToken(file.tokens[i], normalized=False) for i in user_defined])
     named = file.special_ids.union(user_defined)
+    tokens = file.tokens
 
     def token_bytes(token_id: int) -> bytes:
-        token = file.tokens[token_id]
+        token = tokens[token_id]
         return token.encode("utf-8", "replace") if token_id in named else ordinary_bytes(token)
 
     return Codec(
-        tokens=file.tokens,
+        tokens=tokens,
         special_ids=file.special_ids,
         encode=library_encode(bpe),
         token_bytes=token_bytes,

@@ -37,6 +37,8 @@ END_NAMES = frozenset(
 class Codec:
     """One vocabulary. Immutable; safe to share between threads.
 
+    It holds nothing of the file's metadata but the tokens: merges and scores take tens of megabytes.
+
     Attributes:
         tokens: the entry of every id; empty where an id means nothing.
         special_ids: control tokens. `encode` gives none of them, but for the unknown token.

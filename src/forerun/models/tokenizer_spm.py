@@ -47,6 +47,7 @@ def spm_codec(file: GgufVocabulary) -> Codec:
     user_defined = file.ids_of(TYPE_USER_DEFINED)
     finder = NameFinder({file.tokens[i]: i for i in user_defined}, name_rules)
     named = file.special_ids.union(user_defined)
+    tokens = file.tokens
 
     def encode(text: str, continues: bool) -> list[int]:
         # As llama.cpp has it, the space goes in front of what follows a special or user-defined token, too.
@@ -59,11 +60,11 @@ def spm_codec(file: GgufVocabulary) -> Codec:
         return ids
 
     def token_bytes(token_id: int) -> bytes:
-        token = file.tokens[token_id]
+        token = tokens[token_id]
         return token.encode("utf-8", "replace") if token_id in named else piece_bytes(token)
 
     return Codec(
-        tokens=file.tokens,
+        tokens=tokens,
         special_ids=file.special_ids,
         encode=encode,
         token_bytes=token_bytes,

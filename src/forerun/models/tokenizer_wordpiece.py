@@ -27,8 +27,9 @@ def wordpiece_codec(file: GgufVocabulary) -> Codec:
     """
     unknown_id = _unknown_id(file)
     special = file.special_ids | {unknown_id}
-    vocab = {_bert_spelling(token): i for i, token in enumerate(file.tokens) if i not in special}
-    unknown = file.tokens[unknown_id]
+    tokens = file.tokens
+    vocab = {_bert_spelling(token): i for i, token in enumerate(tokens) if i not in special}
+    unknown = tokens[unknown_id]
     vocab[unknown] = unknown_id
     model = models.WordPiece(
         vocab, unk_token=unknown, max_input_chars_per_word=_MAX_WORD_CHARS, continuing_subword_prefix=_CONTINUED
@@ -40,11 +41,11 @@ def wordpiece_codec(file: GgufVocabulary) -> Codec:
     wordpiece.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
 
     def token_bytes(token_id: int) -> bytes:
-        token = file.tokens[token_id]
+        token = tokens[token_id]
         return token.encode("utf-8", "replace") if token_id in special else piece_bytes(token)
 
     return Codec(
-        tokens=file.tokens,
+        tokens=tokens,
         special_ids=special,
         encode=library_encode(wordpiece),
         token_bytes=token_bytes,

@@ -31,7 +31,6 @@ from forerun.sampling.noise import Stream
 from forerun.types import MAX_DRAFT_NODES, Float32Array, Float64Array, Int32Array, SamplingParams, TokenLogprob
 
 NO_IDS: Int32Array = np.empty(0, np.int32)
-_ONE: Float64Array = np.ones(1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +50,7 @@ class Law:
     @staticmethod
     def point(token_id: int) -> Law:
         """All mass on one id."""
-        return Law(np.array((token_id,), np.int32), _ONE, 1.0)
+        return _Point(token_id)
 
     @property
     def only_id(self) -> int | None:
@@ -83,6 +82,42 @@ class Law:
         p_V = np.zeros(vocab_size, self.weights.dtype)
         p_V[self.token_ids] = self.weights / self.total
         return p_V
+
+
+class _Point(Law):
+    """All mass on one id, with arrays for those alone who ask for them.
+
+    Greedy decoding makes one per row, right after a pass that has left neither data nor code in the processor's
+    caches; what numpy would do for each then takes far longer than its arithmetic.
+    """
+
+    __slots__ = ("_only_id",)
+    _only_id: int
+
+    def __init__(self, token_id: int) -> None:
+        object.__setattr__(self, "_only_id", token_id)
+
+    @property
+    def token_ids(self) -> Int32Array:
+        return np.array((self._only_id,), np.int32)
+
+    @property
+    def weights(self) -> Float64Array:
+        return np.ones(1)
+
+    @property
+    def total(self) -> float:
+        return 1.0
+
+    @property
+    def only_id(self) -> int:
+        return self._only_id
+
+    def weight(self, token_id: int) -> float:
+        return 1.0 if token_id == self._only_id else 0.0
+
+    def prob(self, token_id: int) -> float:
+        return self.weight(token_id)
 
 
 @dataclass(frozen=True, slots=True)
