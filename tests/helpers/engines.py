@@ -18,6 +18,7 @@ from forerun.engine.completion import Completion, StreamEvent
 from forerun.engine.engine import Engine
 from forerun.engine.request import Limits, prepare
 from forerun.kv.pages import PageManager, num_pages_for
+from forerun.models.bound import BindSettings
 from forerun.sampling.distribution import NO_IDS
 from forerun.sampling.history import History
 from forerun.sampling.reference import ReferenceSampler
@@ -79,7 +80,10 @@ class FakeEngine:
         """Whoever drafts: a spec, what makes a request's drafter, or nobody. A row more costs a twentieth."""
         if drafts is None:
             return None
-        target = DraftTarget(self.target, self.sampler, self.tokenizer, VOCAB_SIZE, self.limits.max_model_len)  # type: ignore[arg-type]
+        settings = BindSettings("native", "cpu", "auto", "f32", 1, 64)
+        target = DraftTarget(
+            self.target, self.sampler, self.tokenizer, VOCAB_SIZE, self.limits.max_model_len, settings  # type: ignore[arg-type]
+        )  # fmt: skip
         if isinstance(drafts, str):
             sources = [options.bind(target) for options in Speculation.parse(drafts).drafters]
         else:

@@ -23,7 +23,7 @@ import numpy as np
 from forerun._native import SuffixDrafts, SuffixIndex
 from forerun.drafters.base import NOTHING, Budget, DraftContext, DraftTarget, Policy, Proposal
 from forerun.errors import ConfigError
-from forerun.types import MAX_DRAFT_NODES, Draft, ForwardOutput
+from forerun.types import MAX_DRAFT_NODES, Draft, DraftTraits, ForwardOutput, NoiseStream
 
 Switch = Literal["on", "off"]
 
@@ -98,6 +98,8 @@ class SuffixOptions:
     """
 
     name: ClassVar[str] = "suffix"
+    summary: ClassVar[str] = "what followed the longest matches in this text and in earlier outputs"
+    needs: ClassVar[str] = "nothing"
 
     k: int = 8
     min_prob: float = 0.05
@@ -126,6 +128,10 @@ class SuffixOptions:
     def is_off(self) -> bool:
         """Whether nothing would ever be proposed."""
         return self.k == 0
+
+    def traits(self, stream: NoiseStream) -> DraftTraits:
+        """Nothing is sampled."""
+        return DraftTraits()
 
     def bind(self, target: DraftTarget) -> SuffixSource:
         """The drafter for any target."""
