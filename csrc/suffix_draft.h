@@ -8,8 +8,8 @@
 // distrusted: absolute discounting (Ney, Essen, Kneser 1994, "On structuring probabilistic dependences in stochastic
 // language modelling"). The longest context speaks first, whichever index it is from; of two equal ones the own text's.
 //
-// The tree is grown best first by the product of p along the path, each node's children by the same rule with the path's
-// tokens as part of the context.
+// The tree is grown best first by the product of p along the path; for a node's children the path's tokens are part of
+// the context.
 #pragma once
 
 #include <cstddef>

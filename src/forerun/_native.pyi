@@ -154,9 +154,7 @@ class SuffixIndex:
     def bytes(self) -> int: ...
 
 class SuffixDrafts:
-    def __init__(
-        self, own_discounts: list[float], shared_discounts: list[float], end_ids: list[int]
-    ) -> None: ...
+    def __init__(self, own_discounts: list[float], shared_discounts: list[float], end_ids: list[int]) -> None: ...
     def propose(
         self,
         own: SuffixIndex,

@@ -111,9 +111,7 @@ class SlowDrafts:
                     if above * prob >= min_prob:
                         path_ids = [*path, token_id]
                         waiting.append(
-                            SlowNode(
-                                token_id, len(nodes) - 1, prob, match_len, is_shared, path_ids, above * prob
-                            )
+                            SlowNode(token_id, len(nodes) - 1, prob, match_len, is_shared, path_ids, above * prob)
                         )
             if not waiting:
                 break

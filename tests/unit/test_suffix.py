@@ -108,6 +108,17 @@ def test_f017_every_end_id_counts() -> None:
     assert propose(make([1, 2, 3, 4, 5, 1, 2], end_ids=(EOS, 4)), 8).draft.token_ids == (3, 4)
 
 
+def test_after_any_steps_it_drafts_as_if_the_text_had_been_there_from_the_start() -> None:
+    rng = random.Random(9)
+    drafter, text = make([1]), [1]
+    for _ in range(60):
+        new = [rng.randrange(1, 6) for _ in range(rng.randrange(1, 4))]
+        propose(drafter, 8)
+        drafter.advance(new)
+        text += new
+        assert propose(drafter, 8) == propose(make(text), 8)
+
+
 def test_outputs_are_learned_from_and_prompts_are_not() -> None:
     served = source(min_prob=0.001)
     answer(served, [11, 12, 13, 14, 15], [21, 22, 23, 24])

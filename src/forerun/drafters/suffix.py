@@ -4,7 +4,7 @@ After Oliaro et al. 2024 (arXiv 2411.04975): the text of the request and the out
 exact counts, and a tree of likely continuations is grown from the contexts that match the text's end. Where the paper
 drafts from one match length and takes the one that promises most, all lengths and both indexes speak here, the longest
 first, by absolute discounting (csrc/suffix_draft.h); so a node's probability means the same wherever it comes from, and
-the second guess is what a shorter context says. How far contexts are to be distrusted is measured, see `LOG.md`.
+the second guess is what a shorter context says. `LOG.md` compares both.
 
 Outputs are shared among requests of one salt, and only among them. A shared output shows in the speed of the requests
 that repeat it, never in their text; `shared=off` leaves them out. They are kept up to `memory` megabytes over all
@@ -33,8 +33,8 @@ MAX_MEMORY = 65536
 MIN_PROB = 0.001
 _OWN = ""  # the partition of a request's own text
 
-# How far a context is distrusted, by the length of its match; see `_by_length`. Fitted, with the rates below, to answers
-# of a model of 135M parameters: longer matches are better signs, and another text's are worse than the own one's.
+# How far a context is distrusted, by the length of its match; see `_by_length`. Fitted, as the rates below, to answers
+# of a model of 135M parameters: longer matches are better signs, and those in another text are worse ones.
 OWN_DISCOUNTS = ((1, 0.70), (2, 0.45), (4, 0.37), (6, 0.30), (9, 0.25), (15, 0.20), (31, 0.10), (32, 0.02))
 SHARED_DISCOUNTS = ((1, 0.95), (2, 0.87), (4, 0.82), (6, 0.70), (9, 0.50), (15, 0.30), (31, 0.15), (32, 0.05))
 
@@ -183,9 +183,7 @@ class SuffixDrafter:
         self._outputs = outputs
         self._salt = context.salt
         self._is_sampled = not context.params.is_greedy
-        self._drafts = SuffixDrafts(
-            _by_length(OWN_DISCOUNTS), _by_length(SHARED_DISCOUNTS), sorted(context.end_ids)
-        )
+        self._drafts = SuffixDrafts(_by_length(OWN_DISCOUNTS), _by_length(SHARED_DISCOUNTS), sorted(context.end_ids))
         self._text = SuffixIndex(options.depth, 0)
         self._text.begin(_OWN)
         self._text.append(np.array(context.prompt_token_ids, np.int32))
