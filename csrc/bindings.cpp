@@ -14,6 +14,7 @@ namespace nb = nanobind;
 using namespace forerun;
 
 void bind_sampling(nb::module_& m);
+void bind_suffix(nb::module_& m);
 
 namespace {
 
@@ -170,4 +171,5 @@ NB_MODULE(_native, m) {
       .def_prop_ro("profile_s", &Program::profile_s);
 
   bind_sampling(m);
+  bind_suffix(m);
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from forerun.engine.request import prepare
 from forerun.types import MAX_DRAFT_NODES, SamplingParams
 from tests.helpers.engines import (
     EOS,
@@ -79,7 +80,10 @@ def test_every_parameter_with_every_kind_of_draft(engine: FakeEngine, name: str)
     ]  # fmt: skip
     for plan in plans:
         assert Answer.of(engine.run(PROMPT, params, scripted(expected, plan))) == expected
-    for spec in ("ngram:k=8,policy=fixed", "ngram:k=3,min=1,max=2"):
+    for spec in (
+        "ngram:k=8,policy=fixed", "ngram:k=3,min=1,max=2", "suffix:k=8,policy=fixed,min_prob=0.01", "suffix:k=20",
+        "suffix:k=5,tree=off,policy=fixed+ngram",
+    ):  # fmt: skip
         assert Answer.of(engine.run(PROMPT, params, spec)) == expected
 
 
@@ -92,7 +96,8 @@ def test_f001_f002_every_k_and_chunk(name: str, chunk: int, k: int) -> None:
     expected = decode_naively(PROMPT, params, SEED)
     assert Answer.of(engine.run(PROMPT, params, scripted(expected, right(k)))) == expected
     assert Answer.of(engine.run(PROMPT, params, scripted(expected, tree(k, k)))) == expected
-    assert Answer.of(engine.run(PROMPT, params, f"ngram:k={k},policy=fixed")) == expected
+    for drafter in ("ngram", "suffix"):
+        assert Answer.of(engine.run(PROMPT, params, f"{drafter}:k={k},policy=fixed")) == expected
 
 
 @pytest.mark.parametrize("num_prompt", [1, 2, 15, 16, 17, 31, 32, 33])
@@ -106,12 +111,33 @@ def test_f002_prompt_lengths_around_a_page(engine: FakeEngine, num_prompt: int) 
 
 
 @pytest.mark.parametrize("prompt", [[4], [4] * 50, [4, 9] * 20, [EOS, 4, EOS, 4], list(range(1, 30))])
-@pytest.mark.parametrize("spec", ["ngram:k=8,policy=fixed", "ngram:k=1", "ngram:k=63,max=1", "ngram:min=3,max=3"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "ngram:k=8,policy=fixed", "ngram:k=1", "ngram:k=63,max=1", "ngram:min=3,max=3",
+        "suffix:k=8,policy=fixed", "suffix:k=63,min_prob=0.001,policy=fixed", "suffix:depth=1", "suffix:k=1,tree=off",
+    ],
+)  # fmt: skip
 def test_f001_f018_lookup_on_any_text(engine: FakeEngine, prompt: list[int], spec: str) -> None:
     for name in ("greedy", "eos"):
         params = params_of(name)
         expected = decode_naively(prompt, params, SEED)
         assert Answer.of(engine.run(prompt, params, spec)) == expected
+
+
+@pytest.mark.parametrize("policy", ["fixed", "adaptive"])
+def test_f024_earlier_outputs_change_nothing_but_speed(engine: FakeEngine, policy: str) -> None:
+    speculator = engine.speculator(f"suffix:k=12,policy={policy}")
+    passes = []
+    for _ in range(2):
+        for name in PARAMS:
+            request = prepare(PROMPT, params_of(name), "coupled", engine.limits)
+            completion = [*engine.engine.run(request, speculator)][-1].completion
+            assert completion is not None
+            assert Answer.of(completion) == decode_naively(PROMPT, params_of(name), SEED)
+            passes.append(completion.stats.target_passes)
+    # The second time every answer is one that was given before.
+    assert sum(passes[len(PARAMS) :]) < 0.6 * sum(passes[: len(PARAMS)])
 
 
 def test_f006_seeds_reproduce_and_differ(engine: FakeEngine) -> None:

@@ -16,12 +16,13 @@ from forerun.drafters.base import DrafterOptions
 from forerun.drafters.draft_model import DraftModelOptions
 from forerun.drafters.foreign import ForeignOptions
 from forerun.drafters.ngram import NgramOptions
+from forerun.drafters.suffix import SuffixOptions
 from forerun.errors import ConfigError
 from forerun.types import VerifyRule
 from forerun.verify import RULES, check_traits, drafting_stream
 
 REGISTRY: dict[str, type[DrafterOptions]] = {
-    options.name: options for options in (NgramOptions, DraftModelOptions, ForeignOptions)
+    options.name: options for options in (NgramOptions, SuffixOptions, DraftModelOptions, ForeignOptions)
 }
 
 # What `auto` runs: drafters that cost next to nothing, so that having all of them loses nothing.

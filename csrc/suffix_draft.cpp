@@ -1,0 +1,127 @@
+#include "suffix_draft.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <utility>
+
+namespace forerun::suffix {
+namespace {
+
+// Contexts speak until less than this is left for the next shorter one, and what would get less from a context is left
+// out: no such token is worth a row.
+constexpr double kMinShare = 1.0 / 64.0;
+
+void check(const std::vector<double>& discounts) {
+  if (discounts.empty()) throw std::domain_error("there is no discount");
+  for (const double discount : discounts) {
+    if (!(discount > 0.0 && discount <= 1.0)) throw std::domain_error("a discount must be above 0 and at most 1");
+  }
+}
+
+double discount_of(const std::vector<double>& discounts, int match_len) {
+  return discounts[std::min<size_t>(match_len, discounts.size()) - 1];
+}
+
+}  // namespace
+
+Drafts::Drafts(Discounts discounts, std::vector<int32_t> end_ids)
+    : discounts_(std::move(discounts)), end_ids_(std::move(end_ids)) {
+  check(discounts_.own);
+  check(discounts_.shared);
+}
+
+const std::vector<DraftNode>& Drafts::propose(const SuffixIndex& own, const SuffixIndex* shared,
+                                              const std::string& partition, const DraftLimits& limits) {
+  nodes_.clear();
+  path_probs_.clear();
+  open_.clear();
+  num_opened_ = 0;
+  const auto [text, length] = own.newest_text();
+  const size_t depth = std::max(own.max_depth(), shared ? shared->max_depth() : 0);
+  tail_.assign(text + length - std::min(length, depth), text + length);
+  int32_t node = -1;
+  while (nodes_.size() < limits.max_nodes) {
+    const bool is_end = node >= 0 && std::count(end_ids_.begin(), end_ids_.end(), nodes_[node].token_id) > 0;
+    if (!is_end) {
+      load_context(node);
+      predict(own, shared, partition);
+      open_children(node, limits);
+    }
+    if (open_.empty()) break;
+    node = close_best();
+  }
+  return nodes_;
+}
+
+void Drafts::load_context(int32_t node) {
+  context_.clear();
+  for (; node >= 0; node = nodes_[node].parent) context_.push_back(nodes_[node].token_id);
+  context_.insert(context_.end(), tail_.rbegin(), tail_.rend());
+  std::reverse(context_.begin(), context_.end());
+}
+
+void Drafts::predict(const SuffixIndex& own, const SuffixIndex* shared, const std::string& partition) {
+  const int32_t* end = context_.data() + context_.size();
+  own.locate("", end, context_.size(), &own_matches_);
+  shared_matches_.clear();
+  if (shared) shared->locate(partition, end, context_.size(), &shared_matches_);
+  candidates_.clear();
+  match_len_ = 0;
+  double rest = 1.0;
+  while (rest >= kMinShare && !(own_matches_.empty() && shared_matches_.empty())) {
+    const int own_len = own_matches_.empty() ? 0 : own_matches_.back().match_len;
+    const bool is_shared = !shared_matches_.empty() && shared_matches_.back().match_len > own_len;
+    std::vector<Match>& matches = is_shared ? shared_matches_ : own_matches_;
+    const Match match = matches.back();
+    matches.pop_back();
+    const double discount = discount_of(is_shared ? discounts_.shared : discounts_.own, match.match_len);
+    if (discount == 1.0) continue;
+    if (match_len_ == 0) {
+      match_len_ = match.match_len;
+      is_shared_ = is_shared;
+    }
+    rest *= add_level(is_shared ? *shared : own, match.node, discount, rest);
+  }
+}
+
+double Drafts::add_level(const SuffixIndex& index, uint32_t node, double discount, double rest) {
+  const double count = index.num_occurrences(node);
+  index.continuations(node, static_cast<uint32_t>(std::ceil(kMinShare * count / rest)), &continuations_);
+  for (const Continuation& entry : continuations_) {
+    const double prob = rest * (entry.count - discount) / count;
+    const auto known = std::find_if(candidates_.begin(), candidates_.end(),
+                                    [&](const Candidate& other) { return other.token_id == entry.token_id; });
+    if (known == candidates_.end()) {
+      candidates_.push_back({entry.token_id, prob});
+    } else {
+      known->prob += prob;
+    }
+  }
+  return discount * index.num_continuations(node) / count;
+}
+
+void Drafts::open_children(int32_t parent, const DraftLimits& limits) {
+  if (limits.is_chain && !candidates_.empty()) {
+    const auto best = std::max_element(candidates_.begin(), candidates_.end(),
+                                       [](const Candidate& a, const Candidate& b) { return a.prob < b.prob; });
+    candidates_ = {*best};
+  }
+  const double above = parent < 0 ? 1.0 : path_probs_[parent];
+  for (const Candidate& candidate : candidates_) {
+    const double path_prob = above * candidate.prob;
+    if (path_prob < limits.min_prob) continue;
+    open_.push_back({path_prob, num_opened_++, {candidate.token_id, parent, candidate.prob, match_len_, is_shared_}});
+    std::push_heap(open_.begin(), open_.end());
+  }
+}
+
+int32_t Drafts::close_best() {
+  std::pop_heap(open_.begin(), open_.end());
+  nodes_.push_back(open_.back().node);
+  path_probs_.push_back(open_.back().path_prob);
+  open_.pop_back();
+  return static_cast<int32_t>(nodes_.size()) - 1;
+}
+
+}  // namespace forerun::suffix

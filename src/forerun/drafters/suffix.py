@@ -1,0 +1,222 @@
+"""Suffix decoding: proposes what followed the text's last tokens wherever they occurred before. Needs no model.
+
+After Oliaro et al. 2024 (arXiv 2411.04975): the text of the request and the outputs of earlier ones are indexed with
+exact counts, and a tree of likely continuations is grown from the contexts that match the text's end. Where the paper
+drafts from one match length and takes the one that promises most, all lengths and both indexes speak here, the longest
+first, by absolute discounting (csrc/suffix_draft.h); so a node's probability means the same wherever it comes from, and
+the second guess is what a shorter context says. `LOG.md` compares both.
+
+Outputs are shared among requests of one salt, and only among them. A shared output shows in the speed of the requests
+that repeat it, never in their text; `shared=off` leaves them out. They are kept up to `memory` megabytes over all
+salts, the oldest output leaves first, and an output that alone is larger is not kept.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from forerun._native import SuffixDrafts, SuffixIndex
+from forerun.drafters.base import NOTHING, Budget, DraftContext, DraftTarget, Policy, Proposal
+from forerun.errors import ConfigError
+from forerun.types import MAX_DRAFT_NODES, Draft, DraftTraits, ForwardOutput, NoiseStream
+
+Switch = Literal["on", "off"]
+
+MAX_K = MAX_DRAFT_NODES - 1  # a pass of 64 rows holds the last token too
+MAX_DEPTH = 256  # no text needs more to be told from another, and a text of one token costs this much per token
+MAX_MEMORY = 65536
+MIN_PROB = 0.001
+_OWN = ""  # the partition of a request's own text
+
+# How far a context is distrusted, by the length of its match; see `_by_length`. Fitted, as the rates below, to answers
+# of a model of 135M parameters: longer matches are better signs, and those in another text are worse ones.
+OWN_DISCOUNTS = ((1, 0.70), (2, 0.45), (4, 0.37), (6, 0.30), (9, 0.25), (15, 0.20), (31, 0.10), (32, 0.02))
+SHARED_DISCOUNTS = ((1, 0.95), (2, 0.87), (4, 0.82), (6, 0.70), (9, 0.50), (15, 0.30), (31, 0.15), (32, 0.05))
+
+# Nodes of a cell have probabilities, and contexts of a length, between two of these.
+PROB_EDGES = (0.05, 0.10, 0.20, 0.35, 0.50, 0.65, 0.80, 0.90, 0.97)
+MATCH_EDGES = (2, 4, 10)
+# Starting acceptance by probability, until acceptance has been seen. Long matches are as good in another text.
+GREEDY_RATES = (0.03, 0.07, 0.11, 0.24, 0.30, 0.51, 0.65, 0.76, 0.87, 0.98)
+SAMPLED_RATES = (0.03, 0.06, 0.11, 0.20, 0.26, 0.41, 0.52, 0.70, 0.83, 0.96)
+SHARED_RATES = (0.03, 0.08, 0.12, 0.16, 0.20, 0.34, 0.44, 0.48, 0.62, 0.85)
+
+
+def _by_length(steps: Sequence[tuple[int, float]]) -> list[float]:
+    """Discounts for 1, 2, ... tokens from (longest length, discount); the last serves all longer matches."""
+    out: list[float] = []
+    for length, discount in steps:
+        out += [discount] * (length - len(out))
+    return out
+
+
+def cell_of(prob: float, match_len: int, is_shared: bool, is_sampled: bool) -> int:
+    """The acceptance cell of a node.
+
+    Args:
+        prob: of the node given its parent, as the counts have it.
+        match_len: of the longest context that spoke.
+        is_shared: whether that was another request's output.
+        is_sampled: whether the request samples; sampled text repeats itself less.
+    """
+    place = bisect_right(PROB_EDGES, prob) * (len(MATCH_EDGES) + 1) + bisect_right(MATCH_EDGES, match_len)
+    return (place * 2 + is_shared) * 2 + is_sampled
+
+
+def _priors() -> tuple[float, ...]:
+    """Starting acceptance of each cell."""
+    num_matches = len(MATCH_EDGES) + 1
+    return tuple(
+        (SHARED_RATES if is_shared and match < num_matches - 1 else SAMPLED_RATES if is_sampled else GREEDY_RATES)[prob]
+        for prob in range(len(PROB_EDGES) + 1)
+        for match in range(num_matches)
+        for is_shared in (False, True)
+        for is_sampled in (False, True)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SuffixOptions:
+    """Settings of suffix decoding, `suffix:k=8,tree=on,shared=on,memory=16,...` in a speculation spec.
+
+    Attributes:
+        k: nodes per step at most, 0 to 63; 0 is off.
+        min_prob: what is less likely to be emitted is not proposed, 0.001 to 1.
+        tree: `on` proposes several continuations where the text may go on in different ways, `off` the likeliest.
+        depth: tokens of context at most, 1 to 256.
+        shared: `on` also looks at what earlier requests of the same salt have put out, `off` at the own text only.
+        memory: megabytes of earlier outputs at most, 1 to 65536; about 8000 tokens fit into one.
+        policy: `adaptive` verifies the nodes that pay; `fixed` always those proposed.
+
+    Raises:
+        ConfigError: a value is out of range; the message names the range.
+    """
+
+    name: ClassVar[str] = "suffix"
+    summary: ClassVar[str] = "what followed the longest matches in this text and in earlier outputs"
+    needs: ClassVar[str] = "nothing"
+
+    k: int = 8
+    min_prob: float = 0.05
+    tree: Switch = "on"
+    depth: int = 64
+    shared: Switch = "on"
+    memory: int = 16
+    policy: Policy = "adaptive"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.k <= MAX_K:
+            raise ConfigError(f"suffix: k is {self.k}, but must be between 0 (off) and {MAX_K}")
+        if not MIN_PROB <= self.min_prob <= 1.0:
+            raise ConfigError(f"suffix: min_prob is {self.min_prob}, but must be between {MIN_PROB} and 1")
+        for name, value in (("tree", self.tree), ("shared", self.shared)):
+            if value not in ("on", "off"):
+                raise ConfigError(f"suffix: {name} is {value!r}, but must be on or off")
+        if not 1 <= self.depth <= MAX_DEPTH:
+            raise ConfigError(f"suffix: depth is {self.depth}, but must be between 1 and {MAX_DEPTH}")
+        if not 1 <= self.memory <= MAX_MEMORY:
+            raise ConfigError(f"suffix: memory is {self.memory} MB, but must be between 1 and {MAX_MEMORY}")
+        if self.policy not in ("adaptive", "fixed"):
+            raise ConfigError(f"suffix: policy is {self.policy!r}, but must be adaptive or fixed")
+
+    @property
+    def is_off(self) -> bool:
+        """Whether nothing would ever be proposed."""
+        return self.k == 0
+
+    def traits(self, stream: NoiseStream) -> DraftTraits:
+        """Nothing is sampled."""
+        return DraftTraits()
+
+    def bind(self, target: DraftTarget) -> SuffixSource:
+        """The drafter for any target."""
+        return SuffixSource(self)
+
+
+class SuffixSource:
+    """Suffix decoding; requests of one salt share their outputs. See `cell_of` for the cells."""
+
+    name = "suffix"
+    reads_rows = False
+    is_free = True
+
+    def __init__(self, options: SuffixOptions) -> None:
+        self._options = options
+        self.policy = options.policy
+        self.priors = _priors()
+        self._outputs = SuffixIndex(options.depth, options.memory << 20) if options.shared == "on" else None
+
+    def open(self, context: DraftContext) -> SuffixDrafter:
+        """See `DrafterSource.open`."""
+        return SuffixDrafter(self._options, self._outputs, context)
+
+    def clear(self) -> None:
+        """See `DrafterSource.clear`."""
+        if self._outputs is not None:
+            self._outputs.clear()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of earlier outputs and their index; a running request's own text is not among them."""
+        return self._outputs.bytes if self._outputs is not None else 0
+
+
+class SuffixDrafter:
+    """Suffix decoding for one request.
+
+    A proposal costs some ten microseconds, whatever the text's length; a token one look-up for each context that tells
+    it from the text before.
+
+    Args:
+        options: the settings.
+        outputs: the index of earlier outputs, to which the request's own is added when it closes; None for none.
+        context: the request.
+    """
+
+    def __init__(self, options: SuffixOptions, outputs: SuffixIndex | None, context: DraftContext) -> None:
+        self._options = options
+        self._outputs = outputs
+        self._salt = context.salt
+        self._is_sampled = not context.params.is_greedy
+        self._drafts = SuffixDrafts(_by_length(OWN_DISCOUNTS), _by_length(SHARED_DISCOUNTS), sorted(context.end_ids))
+        self._text = SuffixIndex(options.depth, 0)
+        self._text.begin(_OWN)
+        self._text.append(np.array(context.prompt_token_ids, np.int32))
+        self._output: list[int] = []
+
+    def propose(self, budget: Budget) -> Proposal:
+        """Proposes what followed the matching contexts, the likeliest first; nothing where none matches."""
+        options = self._options
+        token_ids, parents, probs, match_lens, are_shared = self._drafts.propose(
+            self._text, self._outputs, self._salt, min(options.k, budget.max_nodes), options.min_prob,
+            options.tree == "off",
+        )  # fmt: skip
+        num_nodes = len(token_ids)
+        if not num_nodes:
+            return NOTHING
+        cells = tuple(
+            cell_of(prob, match_len, is_shared, self._is_sampled)
+            for prob, match_len, is_shared in zip(probs, match_lens, are_shared, strict=True)
+        )
+        draft = Draft(tuple(token_ids), tuple(parents), ("suffix",) * num_nodes, (None,) * num_nodes)
+        return Proposal(draft, cells)
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Indexes the new tokens."""
+        self._text.append(np.array(token_ids, np.int32))
+        self._output.extend(token_ids)
+
+    def observe(self, draft: Draft, rows: ForwardOutput) -> None:
+        """Not asked for."""
+
+    def close(self) -> None:
+        """Leaves the output to later requests of the same salt, however the request ended."""
+        if self._outputs is not None and self._output:
+            self._outputs.begin(self._salt)
+            self._outputs.append(np.array(self._output, np.int32))
+            self._output = []
