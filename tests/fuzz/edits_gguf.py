@@ -251,7 +251,10 @@ def move_tensors(image: Image, rng: Random) -> str | None:
     tensor = _any_tensor(image, rng)
     if tensor is None:
         return None
-    how, other = rng.choice(["drop", "double", "rename", "swap names", "swap data", "swap kinds"]), rng.choice(image.tensors)
+    how, other = (
+        rng.choice(["drop", "double", "rename", "swap names", "swap data", "swap kinds"]),
+        rng.choice(image.tensors),
+    )
     if how == "drop":
         image.tensors.remove(tensor)
     elif how == "double":
@@ -274,7 +277,13 @@ def poison_data(image: Image, rng: Random) -> str | None:
         return None
     data = bytearray(tensor.data)
     pattern = rng.choice(
-        [struct.pack("<f", rng.choice(values.FLOATS[:18] + values.FLOATS[20:])), b"\x00\x7c", b"\xff\x7b", b"\xff" * 4, b"\0" * 8]
+        [
+            struct.pack("<f", rng.choice(values.FLOATS[:18] + values.FLOATS[20:])),
+            b"\x00\x7c",
+            b"\xff\x7b",
+            b"\xff" * 4,
+            b"\0" * 8,
+        ]
     )
     for _ in range(rng.choice([1, 10, 200])):
         at = rng.randrange(len(data) // 4) * 4
@@ -287,7 +296,14 @@ def poison_data(image: Image, rng: Random) -> str | None:
 
 def scale_sizes(image: Image, rng: Random) -> str | None:
     """Sizes of the model that fit together in other ways than its tensors."""
-    suffixes = [b".head_count", b".head_count_kv", b".key_length", b".value_length", b".embedding_length", b".block_count"]
+    suffixes = [
+        b".head_count",
+        b".head_count_kv",
+        b".key_length",
+        b".value_length",
+        b".embedding_length",
+        b".block_count",
+    ]
     suffixes += [b".dimension_count", b".feed_forward_length"]
     chosen = [item for item in image.entries if isinstance(item.key, bytes) and item.key.endswith(tuple(suffixes))]
     if not chosen:

@@ -231,7 +231,9 @@ def set_entry(header: dict[str, Any], rng: Random) -> str | None:
     if how == "drop":
         del header[name]
     elif how == "rename":
-        header[rng.choice([values.text(rng).decode("utf-8", "replace"), name + ".x", "lm_head.weight"])] = header.pop(name)
+        header[rng.choice([values.text(rng).decode("utf-8", "replace"), name + ".x", "lm_head.weight"])] = header.pop(
+            name
+        )
     elif how == "swap":
         header[name], header[other] = header[other], header[name]
     elif not isinstance(fields, dict):
@@ -242,11 +244,19 @@ def set_entry(header: dict[str, Any], rng: Random) -> str | None:
         fields["dtype"] = {"F16": "BF16", "BF16": "F16"}.get(str(fields.get("dtype")), "I32")
     elif how == "shape":
         shape = fields.get("shape") or [1]
-        fields["shape"] = rng.choice([shape[::-1], [1, *shape], [values.number(rng) for _ in shape], [shape[0] * 2], []])
+        fields["shape"] = rng.choice(
+            [shape[::-1], [1, *shape], [values.number(rng) for _ in shape], [shape[0] * 2], []]
+        )
     else:
         begin, end = (fields.get("data_offsets") or [0, 0])[:2]
         fields["data_offsets"] = rng.choice(
-            [[begin + 4, end + 4], [begin, end - 4], [end, begin], [values.number(rng), values.number(rng)], [0, end - begin]]
+            [
+                [begin + 4, end + 4],
+                [begin, end - 4],
+                [end, begin],
+                [values.number(rng), values.number(rng)],
+                [0, end - begin],
+            ]
         )
     return f"{how} of {name!r:.60}: {header.get(name)!r:.80}"
 
@@ -288,7 +298,9 @@ def edit_safetensors(part: Safetensors, rng: Random) -> str | None:
         data = bytearray(part.data)
         for _ in range(rng.choice([1, 50])):
             at = rng.randrange(len(data) + 1) // 2 * 2
-            data[at : at + 4] = rng.choice([b"\x00\x00\x80\x7f", b"\x00\x00\xc0\x7f", b"\xff\x7f\xff\x7f", b"\x01\x00\x80\x00"])
+            data[at : at + 4] = rng.choice(
+                [b"\x00\x00\x80\x7f", b"\x00\x00\xc0\x7f", b"\xff\x7f\xff\x7f", b"\x01\x00\x80\x00"]
+            )
         part.data = bytes(data[: len(part.data)])
         return "odd numbers in the data"
     edit = rng.choice([set_entry, set_entry, set_entry, set_node, move_node, nest_deeply])

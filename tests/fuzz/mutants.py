@@ -46,7 +46,10 @@ def _pickled_bases() -> list[bytes]:
 
 def unchanged() -> list[Mutant]:
     """Every base as it is."""
-    return [Mutant(-1, base.name, {name: pack(part)[0] for name, part in base.parts.items()}, base.entry, ()) for base in all_bases()]
+    return [
+        Mutant(-1, base.name, {name: pack(part)[0] for name, part in base.parts.items()}, base.entry, ())
+        for base in all_bases()
+    ]
 
 
 def make_mutant(seed: int, number: int) -> Mutant:
@@ -54,7 +57,11 @@ def make_mutant(seed: int, number: int) -> Mutant:
     rng = Random(f"{seed}/{number}")
     pickled = _pickled_bases()
     base: Base = pickle.loads(pickled[number % len(pickled)])
-    kinds = rng.choices(["structure", "raw", "file"], [100 - _RAW_PERCENT - _FILE_PERCENT, _RAW_PERCENT, _FILE_PERCENT], k=rng.choice(_NUM_EDITS))
+    kinds = rng.choices(
+        ["structure", "raw", "file"],
+        [100 - _RAW_PERCENT - _FILE_PERCENT, _RAW_PERCENT, _FILE_PERCENT],
+        k=rng.choice(_NUM_EDITS),
+    )
     edits = [_edit_structure(base, rng) for _ in range(kinds.count("structure"))]
     packed = {name: pack(part) for name, part in base.parts.items()}
     files = {name: data for name, (data, _) in packed.items()}
