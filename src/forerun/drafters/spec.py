@@ -13,13 +13,24 @@ import dataclasses
 from dataclasses import dataclass
 
 from forerun.drafters.base import DrafterOptions
+from forerun.drafters.lookahead import LookaheadOptions
 from forerun.drafters.ngram import NgramOptions
-from forerun.errors import ConfigError
+from forerun.drafters.prediction import PredictionOptions
+from forerun.drafters.recycling import RecyclingOptions
+from forerun.errors import ConfigError, RequestError
 
-REGISTRY: dict[str, type[DrafterOptions]] = {options.name: options for options in (NgramOptions,)}
+REGISTRY: dict[str, type[DrafterOptions]] = {
+    options.name: options
+    for options in (
+        NgramOptions,
+        RecyclingOptions,
+        LookaheadOptions,
+        PredictionOptions,
+    )
+}
 
 # What `auto` runs: drafters that cost next to nothing, so that having all of them loses nothing.
-AUTO = "ngram"
+AUTO = "ngram+prediction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +72,19 @@ class Speculation:
     def is_off(self) -> bool:
         """Whether every step is plain decoding."""
         return not self.drafters
+
+    def check_prediction(self) -> None:
+        """Refuses a request that predicts its text where nobody would make use of it.
+
+        Raises:
+            RequestError: no drafter does.
+        """
+        if not any(isinstance(options, PredictionOptions) for options in self.drafters):
+            raise RequestError(
+                f"a prediction is given, but speculation {self} has no drafter that uses it; "
+                "choose prediction or auto, or leave the prediction out",
+                "prediction",
+            )
 
     def __str__(self) -> str:
         if self.is_auto:

@@ -111,6 +111,7 @@ class Engine:
                 noise_key=request.noise_key,
                 stream="shared" if RULES[request.rule].is_path_exact else "draft",
                 max_len=request.max_len,
+                prediction=request.prediction,
             )
         )
         try:

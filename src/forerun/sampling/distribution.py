@@ -139,7 +139,6 @@ class RowSampler(Protocol):
             EngineFault: the row holds NaN or +inf, nothing but -inf, or the id lies outside the vocabulary.
         """
 
-
     def top_ids(self, logits_V: Float32Array, n: int) -> Int32Array:
         """The ids of the n largest logits, largest first, ties by lowest id; NaN counts as -inf.
 
