@@ -87,6 +87,78 @@ def test_every_parameter_with_every_kind_of_draft(engine: FakeEngine, name: str)
         assert Answer.of(engine.run(PROMPT, params, spec)) == expected
 
 
+DRAFTERS = (
+    "recycling",
+    "recycling:k=20,width=5,depth=8,policy=fixed",
+    "lookahead",
+    "lookahead:w=5,n=4,g=4",
+    "prediction",
+    "prediction:k=63,max=16,policy=fixed",
+    "auto",
+    "ngram:policy=fixed+recycling:policy=fixed+lookahead:w=3+prediction:policy=fixed",
+)
+
+
+def edited(token_ids: tuple[int, ...]) -> list[int]:
+    """A text that the output follows for a while, leaves, and finds again; with an end id in it."""
+    ids = [*token_ids[:9], 17, *token_ids[10:20], *token_ids[23:30], 5, 6, *token_ids[30:]]
+    return [*ids, EOS, *ids[::-1]]
+
+
+@pytest.mark.parametrize("spec", DRAFTERS)
+@pytest.mark.parametrize("name", PARAMS)
+def test_every_parameter_with_every_drafter(engine: FakeEngine, name: str, spec: str) -> None:
+    params = params_of(name)
+    expected = decode_naively(PROMPT, params, SEED)
+    assert Answer.of(engine.run(PROMPT, params, spec, prediction=edited(expected.token_ids))) == expected
+
+
+@pytest.mark.parametrize("spec", DRAFTERS)
+def test_every_drafter_is_right_now_and_then(engine: FakeEngine, spec: str) -> None:
+    """One that never is would pass the test above."""
+    params = params_of("greedy", max_tokens=100)
+    expected = decode_naively(PROMPT, params, SEED).token_ids
+    assert engine.run(PROMPT, params, spec, prediction=edited(expected)).stats.accepted_tokens > 5
+
+
+@pytest.mark.parametrize("prompt", [[4], [EOS, 4, EOS, 4], [EOS, EOS]])
+@pytest.mark.parametrize("spec", DRAFTERS)
+def test_f001_f017_f018_drafters_on_any_text(engine: FakeEngine, prompt: list[int], spec: str) -> None:
+    params = params_of("eos")
+    expected = decode_naively(prompt, params, SEED)
+    assert Answer.of(engine.run(prompt, params, spec)) == expected
+
+
+@pytest.mark.parametrize("prediction", [(7,), (EOS,), (EOS, 3, 4), (3,) * 256])
+def test_any_prediction(engine: FakeEngine, prediction: tuple[int, ...]) -> None:
+    params = params_of("sampled")
+    expected = decode_naively(PROMPT, params, SEED)
+    for spec in ("prediction:policy=fixed", "auto"):
+        assert Answer.of(engine.run(PROMPT, params, spec, prediction=prediction)) == expected
+
+
+@pytest.mark.parametrize("spec", DRAFTERS)
+@pytest.mark.parametrize("num_prompt", [100, 126, 127])
+def test_f015_drafters_at_the_context_limit(num_prompt: int, spec: str) -> None:
+    engine = FakeEngine(max_model_len=128)
+    prompt = [1 + i % 7 for i in range(num_prompt)]
+    params = params_of("greedy", max_tokens=None, logprobs=None)
+    expected = decode_naively(prompt, params, SEED, max_model_len=128)
+    prediction = edited(expected.token_ids)[:128]
+    assert Answer.of(engine.run(prompt, params, spec, prediction=prediction)) == expected
+
+
+@pytest.mark.parametrize("spec", ["recycling:policy=fixed", "lookahead", "auto"])
+def test_f021_f024_what_earlier_requests_left_changes_nothing(engine: FakeEngine, spec: str) -> None:
+    speculator = engine.speculator(spec)
+    for name in ("greedy", "sampled", "greedy"):
+        params = params_of(name)
+        expected = decode_naively(PROMPT, params, SEED)
+        *_, last = engine.engine.run(prepare(PROMPT, params, "coupled", engine.limits), speculator)
+        assert last.completion is not None
+        assert Answer.of(last.completion) == expected
+
+
 @pytest.mark.parametrize("k", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 @pytest.mark.parametrize("name", ["greedy", "sampled"])

@@ -97,8 +97,9 @@ class FakeEngine:
         drafts: Drafts = None,
         rule: VerifyRule = "coupled",
         noise_key: int | None = None,
+        prediction: Sequence[int] = (),
     ) -> list[StreamEvent]:
-        request = prepare(prompt, params, rule, self.limits, noise_key)
+        request = prepare(prompt, params, rule, self.limits, noise_key, prediction)
         events = list(self.engine.run(request, self.speculator(drafts)))
         self.pages.check_integrity()
         assert self.pages.num_free == self.pages.num_pages
@@ -111,8 +112,9 @@ class FakeEngine:
         drafts: Drafts = None,
         rule: VerifyRule = "coupled",
         noise_key: int | None = None,
+        prediction: Sequence[int] = (),
     ) -> Completion:
-        completion = self.events(prompt, params, drafts, rule, noise_key)[-1].completion
+        completion = self.events(prompt, params, drafts, rule, noise_key, prediction)[-1].completion
         assert completion is not None
         return completion
 

@@ -236,6 +236,44 @@ def test_prompt_file_is_read_to_the_byte(llm: Any, forerun: Any, tmp_path: Path)
     assert llm.made[0].prompts == ["naïve\r\n\n"]
 
 
+def test_a_prediction_file_reaches_the_engine(llm: Any, forerun: Any, tmp_path: Path) -> None:
+    file = tmp_path / "old.py"
+    file.write_bytes("naïve\r\n".encode())
+    for spec in ("auto", "ngram+prediction:k=32"):
+        assert forerun("generate", "model.gguf", "hello", "--spec", spec, "--prediction", str(file)) == 0
+        assert llm.made[-1].requested["prediction"] == "naïve\r\n"
+    assert forerun("generate", "model.gguf", "hello") == 0
+    assert llm.made[-1].requested["prediction"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("hello --prediction {file}", "a prediction is given, but speculation off has no drafter that uses it"),
+        ("hello --spec ngram --prediction {file}", "has no drafter that uses it"),
+        ("hello --spec auto --prediction {file}.gone", "the prediction file {file}.gone can't be read"),
+        ("hello --spec auto --prediction {binary}", "{binary} is not UTF-8: byte 1 is 0xff"),
+        ("--prompt-file - --spec auto --prediction -", "can't both be standard input"),
+    ],
+)
+def test_a_prediction_that_cannot_be_used_is_refused_before_loading(
+    llm: Any,
+    forerun: Any,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: Any,
+    tmp_path: Path,
+    arguments: str,
+    said: str,
+) -> None:
+    names = {"file": str(tmp_path / "file"), "binary": str(tmp_path / "binary")}
+    Path(names["file"]).write_text("text")
+    Path(names["binary"]).write_bytes(b"a\xff")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello")))
+    assert forerun("generate", "model.gguf", *arguments.format(**names).split()) == 2
+    assert said.format(**names) in capsys.readouterr().err
+    assert llm.made == []
+
+
 def test_active_speculation_is_said_at_the_start(llm: Any, forerun: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """F063: what is active is visible."""
     assert forerun("generate", "model.gguf", "hello", "--spec", "ngram:k=4") == 0

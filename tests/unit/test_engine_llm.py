@@ -99,6 +99,56 @@ def test_stream_gives_what_generate_gives(llm: LLM, prompt: Any) -> None:
     assert completion.token_ids == expected.token_ids
 
 
+@pytest.mark.parametrize("spec", ["prediction", "prediction:policy=fixed", "auto", "ngram+prediction"])
+def test_a_prediction_changes_the_speed_alone(llm: LLM, spec: str) -> None:
+    (plain,) = llm.generate(PROMPT, PARAMS)
+    for prediction in (plain.text, "something else", ""):
+        options: dict[str, Any] = {"speculation": spec, "prediction": prediction}
+        (completion,) = llm.generate(PROMPT, PARAMS, **options)
+        *_, last = llm.stream(PROMPT, PARAMS, **options)
+        assert last.completion is not None
+        assert completion.token_ids == last.completion.token_ids == plain.token_ids
+        assert completion.logprobs == last.completion.logprobs == plain.logprobs
+        chat = llm.chat(MESSAGES, PARAMS, **options)
+        assert chat.token_ids == llm.chat(MESSAGES, PARAMS).token_ids
+
+
+def test_a_prediction_is_read_once_and_as_the_output_has_it(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a begin token, without a space that the text doesn't have, and as the first draft of every prompt."""
+    read: list[Any] = []
+    encode = llm.tokenizer.encode
+    monkeypatch.setattr(llm.tokenizer, "encode", lambda text, **how: read.append((text, how)) or encode(text, **how))
+    text = "the cat and the dog"
+    ids = encode(text, add_bos=False, continues=True)
+    params = SamplingParams(max_tokens=8, logit_bias={ids[0]: 100.0})  # so that the output begins with the text
+    records: list[StepRecord] = []
+    prompts = [[5, 6], [7, 8]]
+    llm.generate(prompts, params, speculation="prediction:policy=fixed", prediction=text, on_step=records.append)
+    assert read == [(text, {"add_bos": False, "continues": True})]
+    assert [record.draft.token_ids for record in records if record.step == 1] == [tuple(ids[1:7])] * 2
+
+
+@pytest.mark.parametrize(
+    ("prediction", "spec", "message"),
+    [
+        ("text", "off", "a prediction is given, but speculation off has no drafter that uses it"),
+        ("text", "ngram", "speculation ngram:k=8.* has no drafter that uses it; choose prediction or auto"),
+        ("text", "prediction:k=0", "speculation off has no drafter"),
+        (5, "prediction", "prediction is 5, but must be a text"),
+        ([1, 2], "auto", r"prediction is \[1, 2\], but must be a text"),
+        ("half \ud800", "auto", "prediction holds a lone surrogate"),
+        ("dog " * 2000, "auto", "the prediction has .* tokens, but must have at most the context limit of 256"),
+    ],
+)
+def test_predictions_that_cannot_be_used_are_refused(llm: LLM, prediction: Any, spec: str, message: str) -> None:
+    for ask in (llm.generate, llm.stream):
+        with pytest.raises(RequestError, match=message) as error:
+            ask(PROMPT, PARAMS, speculation=spec, prediction=prediction)
+        assert error.value.param == "prediction"
+    with pytest.raises(RequestError, match=message):
+        llm.chat(MESSAGES, PARAMS, speculation=spec, prediction=prediction)
+
+
 def test_a_closed_stream_frees_the_model(llm: LLM) -> None:
     stream = llm.stream(PROMPT, PARAMS)
     next(stream)

@@ -55,6 +55,20 @@ def test_f016_f047_a_prompt_without_room_is_refused_naming_both_numbers(num_prom
         prepare([1] * num_prompt, SamplingParams(max_tokens=1), "coupled", LIMITS)
 
 
+@pytest.mark.parametrize("token_id", [100, -1, True, "a"])
+def test_f034_prediction_ids_outside_the_vocabulary_are_refused(token_id: Any) -> None:
+    with pytest.raises(RequestError, match=r"prediction token 1 is .*, but must be a token id from 0 to 99") as error:
+        prepare([1], SamplingParams(), "coupled", LIMITS, prediction=[5, token_id])
+    assert error.value.param == "prediction"
+
+
+def test_a_prediction_longer_than_any_output_is_refused() -> None:
+    assert prepare([1], SamplingParams(), "coupled", LIMITS, prediction=[5] * 16).prediction == (5,) * 16
+    with pytest.raises(RequestError, match="has 17 tokens, but must have at most the context limit of 16") as error:
+        prepare([1], SamplingParams(), "coupled", LIMITS, prediction=[5] * 17)
+    assert error.value.param == "prediction"
+
+
 def test_end_ids() -> None:
     def end_ids(**params: Any) -> frozenset[int]:
         return prepare([1], SamplingParams(**params), "coupled", LIMITS).end_ids

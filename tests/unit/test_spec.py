@@ -1,8 +1,8 @@
 import pytest
 
 from forerun.drafters.ngram import NgramOptions
-from forerun.drafters.spec import OFF, Speculation
-from forerun.errors import ConfigError
+from forerun.drafters.spec import OFF, REGISTRY, Speculation
+from forerun.errors import ConfigError, RequestError
 from forerun.types import VerifyRule
 from forerun.verify import RULES
 from tests.helpers.model_drafter import ChainOptions, SharedTreeOptions
@@ -28,6 +28,23 @@ def test_auto_is_a_choice_of_drafters_that_cost_next_to_nothing() -> None:
     assert speculation.is_auto
     assert not speculation.is_off
     assert str(speculation) == "auto"
+
+
+def test_predictions_are_used_by_prediction_and_auto_alone() -> None:
+    for spec in ("prediction", "auto", "ngram+prediction:k=3"):
+        Speculation.parse(spec).check_prediction()
+    for spec in ("off", "ngram", "prediction:k=0", "recycling+lookahead"):
+        with pytest.raises(RequestError, match="no drafter that uses it") as error:
+            Speculation.parse(spec).check_prediction()
+        assert error.value.param == "prediction"
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_every_drafter_is_known_by_its_name_and_prints_its_settings(name: str) -> None:
+    speculation = Speculation.parse(name)
+    assert [options.name for options in speculation.drafters] == [name]
+    assert Speculation.parse(str(speculation)) == speculation
+    assert str(speculation).startswith(f"{name}:")
 
 
 @pytest.mark.parametrize("spec", ["off", "auto", "ngram", "ngram:k=3", "ngram:k=1,min=2,max=2,policy=fixed"])

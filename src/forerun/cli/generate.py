@@ -33,15 +33,25 @@ def generate(
     raw: Annotated[
         bool, typer.Option("--raw", help="The prompt is the very text to continue; no chat template.")
     ] = False,
+    prediction: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="A file that the answer should resemble, for --spec auto or prediction; - is standard input.",
+        ),
+    ] = None,
 ) -> None:
     """Answer one prompt.
 
     On a terminal, draft tokens that were accepted are green and underlined.
     """
     request = build_request(read_prompt(prompt, prompt_file), system, is_raw=raw)
+    if prompt_file == prediction == _STDIN:
+        raise RequestError("--prompt-file and --prediction can't both be standard input", "prediction")
+    expected = None if prediction is None else read_file(prediction, "prediction")
     params = sampling.params()
     with TraceFile(output.trace) as trace:
-        session = open_session(model, engine, speculation, params)
+        session = open_session(model, engine, speculation, params, expected)
         if output.json:
             print(dumps(completion_object(session.complete(request, trace))), flush=True)
         else:
@@ -73,19 +83,31 @@ def read_prompt(prompt: str | None, prompt_file: str | None) -> str:
         raise RequestError("give either PROMPT or --prompt-file FILE", "prompt")
     if prompt is not None:
         # Bytes of an argument that are not UTF-8 reach Python as lone surrogates.
-        return _decode(prompt.encode("utf-8", "surrogateescape"), "PROMPT")
+        return _decode(prompt.encode("utf-8", "surrogateescape"), "PROMPT", "prompt")
     assert prompt_file is not None
+    return read_file(prompt_file, "prompt")
+
+
+def read_file(path: str, param: str) -> str:
+    """The text of a file; - is standard input.
+
+    Args:
+        path: of the file.
+        param: what it is for.
+
+    Raises:
+        RequestError: it is not UTF-8.
+        ConfigError: it can't be read.
+    """
     try:
-        content = sys.stdin.buffer.read() if prompt_file == _STDIN else Path(prompt_file).read_bytes()
+        content = sys.stdin.buffer.read() if path == _STDIN else Path(path).read_bytes()
     except OSError as error:
-        raise ConfigError(f"the prompt file {prompt_file} can't be read: {error.strerror}") from error
-    return _decode(content, prompt_file)
+        raise ConfigError(f"the {param} file {path} can't be read: {error.strerror}") from error
+    return _decode(content, path, param)
 
 
-def _decode(content: bytes, source: str) -> str:
+def _decode(content: bytes, source: str, param: str) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise RequestError(
-            f"{source} is not UTF-8: byte {error.start} is {content[error.start]:#04x}", "prompt"
-        ) from None
+        raise RequestError(f"{source} is not UTF-8: byte {error.start} is {content[error.start]:#04x}", param) from None

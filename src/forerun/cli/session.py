@@ -31,12 +31,14 @@ class Session:
         params: what every request asks for.
         speculation: who drafts.
         verify: how drafts are verified.
+        prediction: what the answers are expected to look like.
     """
 
     llm: LLM
     params: SamplingParams
     speculation: Speculation
     verify: VerifyRule
+    prediction: str | None = None
 
     def stream(self, prompt: str | Messages, trace: TraceFile) -> Generator[StreamEvent]:
         """The answer step by step; a text is continued as it is, messages go through the chat template.
@@ -44,7 +46,12 @@ class Session:
         Closing it ends the request, which a model must know before it takes the next one.
         """
         yield from self.llm.stream(
-            prompt, self.params, speculation=self.speculation, verify=self.verify, on_step=trace.write
+            prompt,
+            self.params,
+            speculation=self.speculation,
+            verify=self.verify,
+            prediction=self.prediction,
+            on_step=trace.write,
         )
 
     def complete(self, prompt: str | Messages, trace: TraceFile) -> Completion:
@@ -77,12 +84,18 @@ class Session:
         note(closing_line(completion.stats))
 
 
-def open_session(model: str, engine: EngineOptions, speculation: SpeculationOptions, params: SamplingParams) -> Session:
+def open_session(
+    model: str,
+    engine: EngineOptions,
+    speculation: SpeculationOptions,
+    params: SamplingParams,
+    prediction: str | None = None,
+) -> Session:
     """Loads a model, after the cheap mistakes have been found, and says on stderr what is active.
 
     Raises:
         ConfigError: a setting can't be had.
-        RequestError: a seed is given that the verification rule can't honour.
+        RequestError: a seed is given that the verification rule can't honour, or a prediction that nobody would use.
         LoadError: the model can't be read.
     """
     from forerun.drafters.spec import Speculation
@@ -92,6 +105,8 @@ def open_session(model: str, engine: EngineOptions, speculation: SpeculationOpti
     active = Speculation.parse(speculation.spec)
     active.check_rule(speculation.verify)
     check_seed(params, speculation.verify)
+    if prediction is not None:
+        active.check_prediction()
     start = time.perf_counter()
     with ProgressBar(f"fetching {model}", is_bytes=True) as bar:
         llm = LLM(
@@ -109,7 +124,7 @@ def open_session(model: str, engine: EngineOptions, speculation: SpeculationOpti
         f"forerun: {model} on {engine.backend}, quant {engine.quant}, kv {engine.kv}; speculation {active}, "
         f"verify {speculation.verify}; loaded in {time.perf_counter() - start:.2f} s"
     )
-    return Session(llm, params, active, speculation.verify)
+    return Session(llm, params, active, speculation.verify, prediction)
 
 
 def closing_line(stats: Stats) -> str:

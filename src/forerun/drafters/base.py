@@ -136,7 +136,8 @@ class DrafterSource(Protocol):
         name: of the drafter, for records.
         policy: `fixed` proposals are verified whole, of `adaptive` ones what pays.
         priors: starting acceptance of each cell.
-        reads_rows: whether its drafters want to see the target's rows.
+        reads_rows: whether its drafters want to see the target's rows, logits included: a pass whose logits nobody
+            else reads must make them all the same.
         is_free: whether a proposal costs next to nothing, so that it is always asked for.
     """
 

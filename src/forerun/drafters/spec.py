@@ -15,18 +15,30 @@ from dataclasses import dataclass
 from forerun.drafters.base import DrafterOptions
 from forerun.drafters.draft_model import DraftModelOptions
 from forerun.drafters.foreign import ForeignOptions
+from forerun.drafters.lookahead import LookaheadOptions
 from forerun.drafters.ngram import NgramOptions
+from forerun.drafters.prediction import PredictionOptions
+from forerun.drafters.recycling import RecyclingOptions
 from forerun.drafters.suffix import SuffixOptions
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, RequestError
 from forerun.types import VerifyRule
 from forerun.verify import RULES, check_traits, drafting_stream
 
 REGISTRY: dict[str, type[DrafterOptions]] = {
-    options.name: options for options in (NgramOptions, SuffixOptions, DraftModelOptions, ForeignOptions)
+    options.name: options
+    for options in (
+        NgramOptions,
+        SuffixOptions,
+        RecyclingOptions,
+        LookaheadOptions,
+        PredictionOptions,
+        DraftModelOptions,
+        ForeignOptions,
+    )
 }
 
 # What `auto` runs: drafters that cost next to nothing, so that having all of them loses nothing.
-AUTO = "ngram"
+AUTO = "ngram+prediction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +91,19 @@ class Speculation:
             raise ConfigError(
                 f"rule {rule} is exact for the drafts of one drafter that samples, but speculation {str(self)!r} feeds "
                 "its tree with several; rule coupled takes any"
+            )
+
+    def check_prediction(self) -> None:
+        """Refuses a request that predicts its text where nobody would make use of it.
+
+        Raises:
+            RequestError: no drafter does.
+        """
+        if not any(isinstance(options, PredictionOptions) for options in self.drafters):
+            raise RequestError(
+                f"a prediction is given, but speculation {self} has no drafter that uses it; "
+                "choose prediction or auto, or leave the prediction out",
+                "prediction",
             )
 
     def __str__(self) -> str:

@@ -111,6 +111,7 @@ class Engine:
                 noise_key=request.noise_key,
                 stream=drafting_stream(request.rule),
                 max_len=request.max_len,
+                prediction=request.prediction,
             )
         )
         try:

@@ -42,6 +42,7 @@ class Request:
         max_len: tokens of prompt and output at most: the context limit, or less by max_tokens.
         end_ids: ids that end the output.
         is_argmax: whether every token is the argmax of its raw row, as long as no id is banned.
+        prediction: ids of the text that the caller expects, empty without one.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -52,6 +53,7 @@ class Request:
     max_len: int
     end_ids: frozenset[int]
     is_argmax: bool
+    prediction: tuple[int, ...] = ()
 
 
 def prepare(
@@ -60,6 +62,7 @@ def prepare(
     rule: VerifyRule,
     limits: Limits,
     noise_key: int | None = None,
+    prediction: Sequence[int] = (),
 ) -> Request:
     """Checks a request and settles what it leaves open.
 
@@ -69,13 +72,15 @@ def prepare(
         rule: the verification rule.
         limits: what the model allows.
         noise_key: the noise key instead of a drawn one; how a rule that refuses seeds is made repeatable.
+        prediction: ids of the text that the caller expects.
 
     Raises:
-        RequestError: the prompt is empty, has an id outside the vocabulary or leaves no room for a token, a parameter
-            names an id outside the vocabulary, a stop string is no valid Unicode, the rule is unknown, or it can't
-            honour the seed.
+        RequestError: the prompt is empty, has an id outside the vocabulary or leaves no room for a token, the
+            prediction has such an id or is longer than the context limit, a parameter names an id outside the
+            vocabulary, a stop string is no valid Unicode, the rule is unknown, or it can't honour the seed.
     """
     prompt = _checked_prompt(prompt_token_ids, limits)
+    expected = _checked_prediction(prediction, limits)
     for text in params.stop:
         check_text(text, "stop")
     for token_id in params.logit_bias:
@@ -95,6 +100,7 @@ def prepare(
         max_len=len(prompt) + (room if params.max_tokens is None else min(room, params.max_tokens)),
         end_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else limits.eos_ids),
         is_argmax=argmax_suffices(params),
+        prediction=expected,
     )
 
 
@@ -109,6 +115,19 @@ def _checked_prompt(token_ids: Sequence[int], limits: Limits) -> tuple[int, ...]
         )
     return tuple(
         _check_id(token_id, limits.vocab_size, f"prompt token {index}", "prompt")
+        for index, token_id in enumerate(token_ids)
+    )
+
+
+def _checked_prediction(token_ids: Sequence[int], limits: Limits) -> tuple[int, ...]:
+    if len(token_ids) > limits.max_model_len:
+        raise RequestError(
+            f"the prediction has {len(token_ids)} tokens, but must have at most the context limit of "
+            f"{limits.max_model_len} tokens",
+            "prediction",
+        )
+    return tuple(
+        _check_id(token_id, limits.vocab_size, f"prediction token {index}", "prediction")
         for index, token_id in enumerate(token_ids)
     )
 
