@@ -223,8 +223,8 @@ def _markdown(document: dict[str, Any]) -> str:
     parts = [
         f"# Drafters replayed: {where['model']}",
         f"{document['num_prompts']} questions of Spec-Bench, at most {document['max_tokens']} tokens each. Per "
-        "category: tokens per pass / rows per token / speed-up if eight rows cost 1.35 of one row, each further one 0.15. "
-        f"Nothing is timed. Written by `{where['command']}`.",
+        "category: tokens per pass / rows per token / speed-up if eight rows cost 1.35 of one row, each further one "
+        f"0.15. Nothing is timed. Written by `{where['command']}`.",
     ]
     for law, by_spec in document["laws"].items():
         categories = list(next(iter(by_spec.values())))

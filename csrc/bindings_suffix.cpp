@@ -1,5 +1,5 @@
-// Python's view of suffix.h and suffix_draft.h. Every call is short, so none lets other Python threads run meanwhile:
-// that is what keeps two of them from changing one index at once.
+// Python's view of suffix.h and suffix_draft.h. No call lets other Python threads run meanwhile, which keeps two of them
+// from changing one index at once.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>

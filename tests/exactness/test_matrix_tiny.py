@@ -86,7 +86,10 @@ PLANS = {
     "tree": tree(20, 4),
     "fork": fork(8, VOCAB_SIZE),
 }
-LOOKUP = [f"ngram:k={k},policy={policy}" for k in DEPTHS for policy in ("adaptive", "fixed")]
+LOOKUP = [
+    *(f"ngram:k={k},policy={policy}" for k in DEPTHS for policy in ("adaptive", "fixed")),
+    *("suffix", "suffix:k=16,policy=fixed", "suffix:k=63,min_prob=0.001,policy=fixed", "suffix:k=4,tree=off"),
+]
 
 
 def params_of(name: str, **changes: Any) -> SamplingParams:
@@ -201,7 +204,7 @@ def test_random_drafts_are_nearly_all_rejected(machines: list[LLM]) -> None:
 def test_f001_lookup_on_texts_that_repeat_themselves(reference: LLM, machines: list[LLM]) -> None:
     code = "def add(a, b):\n    return a + b\n"
     prompts: list[Any] = ["tree " * 25, "on off " * 15, code + "Repeat the code above.\n" + code[:12], [270]]
-    specs = ("ngram:k=1", "ngram:k=4,max=1", "ngram:k=8,min=2,max=5", "ngram:k=63,policy=fixed")
+    specs = ("ngram:k=1", "ngram:k=4,max=1", "ngram:k=8,min=2,max=5", "ngram:k=63,policy=fixed", "suffix:k=12")
     num_accepted = 0
     for prompt, name in itertools.product(prompts, ("greedy", "sampled")):
         params = params_of(name, max_tokens=48, frequency_penalty=-2.0)

@@ -146,6 +146,10 @@ def test_f024_salts_and_requests_that_share_nothing() -> None:
     assert draft_ids(served, [9, 21], salt="alice")[:2] == (22, 23)
     for salt in ("", "bob", "alic", "alice\0"):
         assert draft_ids(served, [9, 21], salt=salt) == ()
+    for salt in ("\ud800", "x" * 10_000):  # no text that could be written, and a long one
+        answer(served, [1], [31, 32, 33], salt=salt)
+        assert draft_ids(served, [9, 31], salt=salt)[:2] == (32, 33)
+    assert served.memory_bytes < 10_000
     alone = source(shared="off")
     answer(alone, [1], [21, 22, 23])
     assert draft_ids(alone, [9, 21]) == ()
@@ -155,7 +159,7 @@ def test_f024_salts_and_requests_that_share_nothing() -> None:
 @pytest.mark.parametrize("shared", ["on", "off"])
 def test_f024_drafts_hold_nothing_but_own_text_and_outputs_of_the_same_salt(shared: str) -> None:
     rng = random.Random(7)
-    served = source(shared=shared, memory=1, k=63, min_prob=0.001)
+    served = source(shared=shared, memory_mb=1, k=63, min_prob=0.001)
     # Salts have ids of their own beside common ones, so that a foreign id betrays itself.
     allowed = {salt: {100 * number + i for i in range(20)} for number, salt in enumerate(("", "a", "b"), start=1)}
     num_nodes = 0
@@ -188,7 +192,7 @@ def test_f024_a_request_after_others_drafts_as_on_a_fresh_source_when_nothing_is
 
 def test_f026_memory_of_outputs_is_bounded_over_all_salts() -> None:
     rng = random.Random(4)
-    served = source(memory=1)
+    served = source(memory_mb=1)
     most = 0
     for number in range(60):
         drafter = served.open(context([1], (EOS,), salt=f"salt {number}"))
@@ -255,8 +259,8 @@ def test_spec_reads_and_writes_it() -> None:
         ({"shared": "yes"}, "shared is 'yes', but must be on or off"),
         ({"depth": 0}, "depth is 0, but must be between 1 and 256"),
         ({"depth": 257}, "depth is 257"),
-        ({"memory": 0}, "memory is 0 MB, but must be between 1 and 65536"),
-        ({"memory": 65537}, "memory is 65537 MB"),
+        ({"memory_mb": 0}, "memory_mb is 0, but must be between 1 and 65536"),
+        ({"memory_mb": 65537}, "memory_mb is 65537"),
         ({"policy": "clever"}, "adaptive or fixed"),
     ],
 )

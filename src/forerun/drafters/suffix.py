@@ -7,12 +7,13 @@ first, by absolute discounting (csrc/suffix_draft.h); so a node's probability me
 the second guess is what a shorter context says. `LOG.md` compares both.
 
 Outputs are shared among requests of one salt, and only among them. A shared output shows in the speed of the requests
-that repeat it, never in their text; `shared=off` leaves them out. They are kept up to `memory` megabytes over all
+that repeat it, never in their text; `shared=off` leaves them out. They are kept up to `memory_mb` megabytes over all
 salts, the oldest output leaves first, and an output that alone is larger is not kept.
 """
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ Switch = Literal["on", "off"]
 
 MAX_K = MAX_DRAFT_NODES - 1  # a pass of 64 rows holds the last token too
 MAX_DEPTH = 256  # no text needs more to be told from another, and a text of one token costs this much per token
-MAX_MEMORY = 65536
+MAX_MEMORY_MB = 65536
 MIN_PROB = 0.001
 _OWN = ""  # the partition of a request's own text
 
@@ -53,6 +54,11 @@ def _by_length(steps: Sequence[tuple[int, float]]) -> list[float]:
     for length, discount in steps:
         out += [discount] * (length - len(out))
     return out
+
+
+def _partition_of(salt: str) -> str:
+    """Where outputs of a salt lie. A digest: a salt may be long, or a key that nobody should keep."""
+    return hashlib.sha256(salt.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def cell_of(prob: float, match_len: int, is_shared: bool, is_sampled: bool) -> int:
@@ -82,7 +88,7 @@ def _priors() -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SuffixOptions:
-    """Settings of suffix decoding, `suffix:k=8,tree=on,shared=on,memory=16,...` in a speculation spec.
+    """Settings of suffix decoding, `suffix:k=8,tree=on,shared=on,...` in a speculation spec.
 
     Attributes:
         k: nodes per step at most, 0 to 63; 0 is off.
@@ -90,7 +96,7 @@ class SuffixOptions:
         tree: `on` proposes several continuations where the text may go on in different ways, `off` the likeliest.
         depth: tokens of context at most, 1 to 256.
         shared: `on` also looks at what earlier requests of the same salt have put out, `off` at the own text only.
-        memory: megabytes of earlier outputs at most, 1 to 65536; about 8000 tokens fit into one.
+        memory_mb: megabytes of earlier outputs at most, 1 to 65536; about 8000 tokens fit into one.
         policy: `adaptive` verifies the nodes that pay; `fixed` always those proposed.
 
     Raises:
@@ -106,7 +112,7 @@ class SuffixOptions:
     tree: Switch = "on"
     depth: int = 64
     shared: Switch = "on"
-    memory: int = 16
+    memory_mb: int = 16
     policy: Policy = "adaptive"
 
     def __post_init__(self) -> None:
@@ -119,8 +125,8 @@ class SuffixOptions:
                 raise ConfigError(f"suffix: {name} is {value!r}, but must be on or off")
         if not 1 <= self.depth <= MAX_DEPTH:
             raise ConfigError(f"suffix: depth is {self.depth}, but must be between 1 and {MAX_DEPTH}")
-        if not 1 <= self.memory <= MAX_MEMORY:
-            raise ConfigError(f"suffix: memory is {self.memory} MB, but must be between 1 and {MAX_MEMORY}")
+        if not 1 <= self.memory_mb <= MAX_MEMORY_MB:
+            raise ConfigError(f"suffix: memory_mb is {self.memory_mb}, but must be between 1 and {MAX_MEMORY_MB}")
         if self.policy not in ("adaptive", "fixed"):
             raise ConfigError(f"suffix: policy is {self.policy!r}, but must be adaptive or fixed")
 
@@ -149,7 +155,7 @@ class SuffixSource:
         self._options = options
         self.policy = options.policy
         self.priors = _priors()
-        self._outputs = SuffixIndex(options.depth, options.memory << 20) if options.shared == "on" else None
+        self._outputs = SuffixIndex(options.depth, options.memory_mb << 20) if options.shared == "on" else None
 
     def open(self, context: DraftContext) -> SuffixDrafter:
         """See `DrafterSource.open`."""
@@ -181,7 +187,7 @@ class SuffixDrafter:
     def __init__(self, options: SuffixOptions, outputs: SuffixIndex | None, context: DraftContext) -> None:
         self._options = options
         self._outputs = outputs
-        self._salt = context.salt
+        self._partition = _partition_of(context.salt)
         self._is_sampled = not context.params.is_greedy
         self._drafts = SuffixDrafts(_by_length(OWN_DISCOUNTS), _by_length(SHARED_DISCOUNTS), sorted(context.end_ids))
         self._text = SuffixIndex(options.depth, 0)
@@ -193,7 +199,7 @@ class SuffixDrafter:
         """Proposes what followed the matching contexts, the likeliest first; nothing where none matches."""
         options = self._options
         token_ids, parents, probs, match_lens, are_shared = self._drafts.propose(
-            self._text, self._outputs, self._salt, min(options.k, budget.max_nodes), options.min_prob,
+            self._text, self._outputs, self._partition, min(options.k, budget.max_nodes), options.min_prob,
             options.tree == "off",
         )  # fmt: skip
         num_nodes = len(token_ids)
@@ -217,6 +223,6 @@ class SuffixDrafter:
     def close(self) -> None:
         """Leaves the output to later requests of the same salt, however the request ended."""
         if self._outputs is not None and self._output:
-            self._outputs.begin(self._salt)
+            self._outputs.begin(self._partition)
             self._outputs.append(np.array(self._output, np.int32))
             self._output = []
