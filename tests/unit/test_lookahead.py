@@ -194,6 +194,19 @@ def test_f017_end_ids_end_an_ngram_and_never_enter_the_window() -> None:
     assert seen
 
 
+def test_the_pool_holds_nothing_that_was_guessed_at_random() -> None:
+    """Also after an end id, whose place in the window is taken by a guess."""
+    drafter = make(w=5, n=4)
+    text = list(PROMPT)
+    for step in range(20):
+        run_pass(drafter, text, propose(drafter, 63).draft, lambda ids: EOS if len(ids) % 5 == 0 else 30 + len(ids) % 7)
+        text.append(30 + step % 7)
+        drafter.advance(text[-1:])
+    found = [ngram for ngrams in drafter._pool._ngrams.values() for ngram in ngrams]
+    assert any(EOS in ngram for ngram in found)
+    assert not {token_id for ngram in found for token_id in ngram} & set(PROMPT)
+
+
 def test_f017_f018_a_prompt_of_end_ids_alone_proposes_nothing() -> None:
     drafter = make(prompt=[EOS, EOS])
     assert propose(drafter, 63).draft.num_nodes == 0

@@ -179,6 +179,9 @@ def test_cells_tell_how_a_run_began_and_its_length() -> None:
     assert propose(drafter, 5).cells == tuple(FOUND_CELL + one for one in classes[1:6])
     drafter.advance([5, 6])
     assert propose(drafter, 5).cells == tuple(FOUND_CELL + one for one in classes[3:8])
+    drafter = make(range(1, 40))
+    drafter.advance([4])  # an end of one token, though more might be looked up
+    assert propose(drafter, 2).cells == (FOUND_CELL + 1, FOUND_CELL + 2)
     assert len(PredictionSource.priors) == 2 * (len(RUN_LENS) + 1)
 
 

@@ -212,11 +212,14 @@ def test_cells_tell_where_a_ranking_comes_from() -> None:
     assert first_cell(source.open(context([4, 5]))) == 2
     assert first_cell(source.open(context([5, 5]))) == 3
     assert first_cell(source.open(context([5]))) == 3
-    deep = propose(source.open(context([4, 5])), 63, rate=0.9)
+    first.observe(Draft(), rows_of([6, 7]))
+    assert first_cell(source.open(context([5, 5]))) == 2
+    assert first_cell(source.open(context([5]))) == 3  # nothing stands before it
+    deep = propose(source.open(context([5, 5])), 63, rate=0.9)
     below = [cell for cell, depth in zip(deep.cells, deep.draft.depths(), strict=True) if depth == 2]
     assert {(cell // MAX_WIDTH) % NUM_DEPTHS for cell in below} == {1}
     assert len(source.priors) == 4 * NUM_DEPTHS * MAX_WIDTH
-    assert source.priors[first_cell(first) * NUM_DEPTHS * MAX_WIDTH] == PRIOR_RATES[1][0]
+    assert [source.priors[kind * NUM_DEPTHS * MAX_WIDTH] for kind in range(4)] == [rates[0] for rates in PRIOR_RATES]
     assert all(len(rates) == MAX_WIDTH and list(rates) == sorted(rates, reverse=True) for rates in PRIOR_RATES)
 
 

@@ -143,7 +143,7 @@ class PredictionDrafter:
         if not self._expected:
             return
         for token_id in token_ids:
-            self._last_ids = [*self._last_ids[1 - self._lengths[0] :], token_id]
+            self._last_ids = [*self._last_ids, token_id][-self._lengths[0] :]
             self._follow(token_id)
 
     def observe(self, draft: Draft, rows: ForwardOutput) -> None:
