@@ -50,7 +50,7 @@ def test_every_name_of_llama_cpp_is_known_or_refused_by_name_f050() -> None:
     assert refused.isdisjoint({*PRE_RULES, *RAW_NAMES})
     for name in refused:
         data = {"model": "gpt2", "pre": name, "tokens": ["a"], "token_type": [1], "merges": []}
-        with pytest.raises(LoadError, match=f"tokenizer.ggml.pre is '{name}', but must be one of .*qwen2"):
+        with pytest.raises(LoadError, match=f"tokenizer.ggml.pre is '{name}', but must be one of"):
             Tokenizer.from_gguf({f"tokenizer.ggml.{key}": value for key, value in data.items()})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 
 import tokenizers
@@ -94,10 +95,12 @@ def _model(file: GgufVocabulary, *, ignore_merges: bool = False, byte_fallback: 
 
 def _pre_name(file: GgufVocabulary) -> str:
     name = file.metadata.get(PREFIX + "pre")
-    if isinstance(name, str) and (name in PRE_RULES or name in RAW_NAMES):
+    known = sorted({*PRE_RULES, *RAW_NAMES})
+    if isinstance(name, str) and name in known:
         return name
     found = "is missing" if name is None else f"is {shown(name)}"
+    near = difflib.get_close_matches(str(name)[:100], known, cutoff=0.75) or ("gpt-2", "llama-bpe", "qwen2")
     raise LoadError(
-        f"{PREFIX}pre {found}, but must be one of {', '.join(sorted({*PRE_RULES, *RAW_NAMES}))}: "
+        f"{PREFIX}pre {found}, but must be one of {len(known)} known names, such as {', '.join(near)}: "
         "another rule would give other token ids"
     )
