@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 from forerun.control.speculator import Speculator
+from forerun.drafters.base import Budget, Proposal
 from forerun.engine.engine import Engine
 from forerun.engine.request import prepare
 from forerun.errors import EngineFault
 from forerun.sampling.history import History
 from forerun.sampling.native import NativeSampler
-from forerun.types import SamplingParams, VerifyRule
+from forerun.types import Draft, SamplingParams, VerifyRule
 from forerun.verify import RULES
 from tests.helpers.engines import Answer, FakeEngine, Scripted, ScriptedSource, decode_naively, right, wrong_from
 from tests.helpers.engines import tree as scripted_tree
@@ -214,13 +215,30 @@ def test_every_rule_is_run_here() -> None:
     assert ["coupled", *RATIO_RULES] == list(RULES)
 
 
+class Echo(ModelDrafter):
+    """Knows what a `ModelDrafter` of the same key draws, and proposes it as its own."""
+
+    def propose(self, budget: Budget) -> Proposal:
+        draft = super().propose(budget).draft
+        return Proposal(Draft.chain(draft.token_ids, "echo"), (0,) * draft.num_nodes)
+
+
 @pytest.mark.parametrize("rule", RATIO_RULES)
-def test_a_tree_fed_by_a_sampling_drafter_and_another_is_a_fault(rule: VerifyRule) -> None:
+@pytest.mark.parametrize("other", [Echo(5, CHAIN), ModelDrafter(5, CHAIN, temperature=3.0), ModelDrafter(6, CHAIN)])
+def test_a_tree_fed_by_a_sampling_drafter_and_another_is_a_fault(other: ModelDrafter, rule: VerifyRule) -> None:
     """Whose node it is depends on what was drawn, so nobody can say how the tree came about."""
     engine = FakeEngine(max_model_len=32)
-    params = SamplingParams(max_tokens=20, temperature=1.2, top_k=3, ignore_eos=True)
-    truth = [*decode_naively(PROMPT, params, 5).token_ids, *[1] * 20]
-    sources = [ScriptedSource(ModelDrafter(5, CHAIN)), ScriptedSource(Scripted(truth, right(2)), name="other")]
-    request = prepare(PROMPT, params, rule, engine.limits, noise_key=5)
+    request = prepare(PROMPT, PARAMS, rule, engine.limits, noise_key=5)
+    sources = [ScriptedSource(ModelDrafter(5, CHAIN)), ScriptedSource(other, name="other")]
     with pytest.raises(EngineFault, match=r"rule .* (is exact for|verifies)"):
         list(engine.engine.run(request, Speculator(sources, lambda: pytest.fail("no costs are needed"))))
+
+
+@pytest.mark.parametrize("rule", RATIO_RULES)
+def test_sampled_nodes_that_became_fixed_ones_are_served_by_coupled(rule: VerifyRule) -> None:
+    engine = FakeEngine(max_model_len=32)
+    request = prepare(PROMPT, PARAMS, rule, engine.limits, noise_key=5)
+    sources = [ScriptedSource(Echo(5, CHAIN), name="other"), ScriptedSource(ModelDrafter(5, CHAIN))]
+    events = list(engine.engine.run(request, Speculator(sources, lambda: pytest.fail("no costs are needed"))))
+    assert {event.record.rule for event in events} == {"coupled"}
+    assert sum(event.record.draft.num_nodes for event in events) > 0
