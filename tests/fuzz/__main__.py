@@ -22,7 +22,9 @@ def main() -> int:
     count = 1 if options.only is not None else options.num_mutants
     tally, start_s = Tally(), time.monotonic()
     jobs = min(options.jobs, count)
-    for outcome in run_fleet(options.seed, range(first, first + count), jobs, options.native, max_faults=options.max_faults):
+    for outcome in run_fleet(
+        options.seed, range(first, first + count), jobs, options.native, max_faults=options.max_faults
+    ):
         tally.add(outcome)
         if outcome.how == "fault" or options.only is not None:
             _report(options.seed, outcome)

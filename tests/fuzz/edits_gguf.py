@@ -8,8 +8,8 @@ from random import Random
 from typing import Any
 
 from tests.fuzz import values
-from tests.fuzz.bases import entry
-from tests.fuzz.image import ARRAY, BLOCKS, BOOL, SCALARS, STRING, Array, Entry, Image, Lie, Tensor
+from tests.fuzz.bases_gguf import entry
+from tests.fuzz.image import ARRAY, BLOCKS, BOOL, SCALARS, STRING, Array, Image, Lie, Tensor
 from tests.fuzz.templates import hostile_template
 
 GgufEdit = Callable[[Image, Random], str | None]
@@ -110,6 +110,29 @@ def edit_array(image: Image, rng: Random) -> str | None:
     else:
         del array.items[0 if how == "empty" else at :]
     return f"{how} in {chosen.key!r:.60}"
+
+
+def edit_tokens(image: Image, rng: Random) -> str | None:
+    """Tokens, types, scores and merges that are well-formed and odd."""
+    arrays = {item.key: item.value for item in image.entries if isinstance(item.value, Array) and item.value.items}
+    key = rng.choice([b"tokens", b"tokens", b"token_type", b"scores", b"merges", b"merges"])
+    array = arrays.get(b"tokenizer.ggml." + key)
+    tokens = arrays.get(b"tokenizer.ggml.tokens")
+    if array is None or tokens is None:
+        return None
+    for _ in range(rng.choice([1, 5, 50])):
+        at = rng.randrange(len(array.items))
+        if key == b"tokens":
+            new: Any = rng.choice(
+                [rng.choice(tokens.items), values.text(rng), b"<|x|>", b"a" * rng.randrange(40), b"\xe6\x97"]
+            )
+        elif key == b"merges":
+            left, right = _bytes(rng.choice(tokens.items)), _bytes(rng.choice(tokens.items))
+            new = rng.choice([left + b" " + right, left + right, b" " + left, left + b" ", rng.choice(array.items)])
+        else:
+            new = rng.choice([0, 1, 2, 3, 4, 5, 6, 7]) if key == b"token_type" else rng.choice(values.FLOATS)
+        array.items[at] = new
+    return f"{key!r} of the vocabulary"
 
 
 def _item(kind: int, rng: Random) -> Any:
@@ -251,7 +274,10 @@ def move_tensors(image: Image, rng: Random) -> str | None:
     tensor = _any_tensor(image, rng)
     if tensor is None:
         return None
-    how, other = rng.choice(["drop", "double", "rename", "swap names", "swap data", "swap kinds"]), rng.choice(image.tensors)
+    how, other = (
+        rng.choice(["drop", "double", "rename", "swap names", "swap data", "swap kinds"]),
+        rng.choice(image.tensors),
+    )
     if how == "drop":
         image.tensors.remove(tensor)
     elif how == "double":
@@ -274,7 +300,13 @@ def poison_data(image: Image, rng: Random) -> str | None:
         return None
     data = bytearray(tensor.data)
     pattern = rng.choice(
-        [struct.pack("<f", rng.choice(values.FLOATS[:18] + values.FLOATS[20:])), b"\x00\x7c", b"\xff\x7b", b"\xff" * 4, b"\0" * 8]
+        [
+            struct.pack("<f", rng.choice(values.FLOATS[:18] + values.FLOATS[20:])),
+            b"\x00\x7c",
+            b"\xff\x7b",
+            b"\xff" * 4,
+            b"\0" * 8,
+        ]
     )
     for _ in range(rng.choice([1, 10, 200])):
         at = rng.randrange(len(data) // 4) * 4
@@ -287,7 +319,14 @@ def poison_data(image: Image, rng: Random) -> str | None:
 
 def scale_sizes(image: Image, rng: Random) -> str | None:
     """Sizes of the model that fit together in other ways than its tensors."""
-    suffixes = [b".head_count", b".head_count_kv", b".key_length", b".value_length", b".embedding_length", b".block_count"]
+    suffixes = [
+        b".head_count",
+        b".head_count_kv",
+        b".key_length",
+        b".value_length",
+        b".embedding_length",
+        b".block_count",
+    ]
     suffixes += [b".dimension_count", b".feed_forward_length"]
     chosen = [item for item in image.entries if isinstance(item.key, bytes) and item.key.endswith(tuple(suffixes))]
     if not chosen:
@@ -309,7 +348,8 @@ def _bytes(text: Any) -> bytes:
 
 
 GGUF_EDITS: list[GgufEdit] = [
-    set_scalar, set_scalar, set_scalar, set_text, set_template, lie_about_type, lie_about_length, edit_array, edit_array,
-    edit_array, change_kind, move_entries, move_entries, set_counts, set_dims, set_dims, resize, set_type, set_type,
-    set_offset, move_tensors, poison_data, poison_data, scale_sizes, scale_sizes,
+    set_scalar, set_scalar, set_scalar, set_text, set_template, set_template, lie_about_type, lie_about_length,
+    edit_array, edit_array, edit_tokens, edit_tokens, edit_tokens, change_kind, move_entries, move_entries, set_counts,
+    set_dims, set_dims, resize, set_type, set_type, set_type, set_offset, move_tensors, poison_data, poison_data,
+    poison_data, scale_sizes, scale_sizes,
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from tests.fuzz import values
-from tests.fuzz.bases import Json, Safetensors, Source
+from tests.fuzz.parts import Json, Safetensors, Source
 from tests.fuzz.templates import hostile_template
 
 TreeEdit = Callable[[Any, Random], str | None]
@@ -46,7 +46,8 @@ _DECODERS: list[Any] = [
 _MODELS: list[Any] = [
     {"type": "WordLevel", "vocab": {"a": 0, "<unk>": 1}, "unk_token": "<unk>"},
     {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "missing"},
-    {"type": "WordPiece", "unk_token": "?", "continuing_subword_prefix": "", "max_input_chars_per_word": 0, "vocab": {}},
+    {"type": "WordPiece", "unk_token": "?", "continuing_subword_prefix": "", "max_input_chars_per_word": 0,
+     "vocab": {}},
     {"type": "WordPiece", "unk_token": "a", "continuing_subword_prefix": "", "max_input_chars_per_word": 1 << 62,
      "vocab": {"": 0, "a": 1}},
     {"type": "Unigram", "unk_id": None, "vocab": [["", 0.0], ["a", -1.0]], "byte_fallback": True},
@@ -231,7 +232,9 @@ def set_entry(header: dict[str, Any], rng: Random) -> str | None:
     if how == "drop":
         del header[name]
     elif how == "rename":
-        header[rng.choice([values.text(rng).decode("utf-8", "replace"), name + ".x", "lm_head.weight"])] = header.pop(name)
+        header[rng.choice([values.text(rng).decode("utf-8", "replace"), name + ".x", "lm_head.weight"])] = header.pop(
+            name
+        )
     elif how == "swap":
         header[name], header[other] = header[other], header[name]
     elif not isinstance(fields, dict):
@@ -242,11 +245,19 @@ def set_entry(header: dict[str, Any], rng: Random) -> str | None:
         fields["dtype"] = {"F16": "BF16", "BF16": "F16"}.get(str(fields.get("dtype")), "I32")
     elif how == "shape":
         shape = fields.get("shape") or [1]
-        fields["shape"] = rng.choice([shape[::-1], [1, *shape], [values.number(rng) for _ in shape], [shape[0] * 2], []])
+        fields["shape"] = rng.choice(
+            [shape[::-1], [1, *shape], [values.number(rng) for _ in shape], [shape[0] * 2], []]
+        )
     else:
         begin, end = (fields.get("data_offsets") or [0, 0])[:2]
         fields["data_offsets"] = rng.choice(
-            [[begin + 4, end + 4], [begin, end - 4], [end, begin], [values.number(rng), values.number(rng)], [0, end - begin]]
+            [
+                [begin + 4, end + 4],
+                [begin, end - 4],
+                [end, begin],
+                [values.number(rng), values.number(rng)],
+                [0, end - begin],
+            ]
         )
     return f"{how} of {name!r:.60}: {header.get(name)!r:.80}"
 
@@ -254,8 +265,8 @@ def set_entry(header: dict[str, Any], rng: Random) -> str | None:
 TREE_EDITS: dict[str, list[TreeEdit]] = {
     "config.json": [set_size, set_size, set_rope, set_node, set_node, move_node, nest_deeply],
     "tokenizer.json": [
-        set_component, set_component, set_regex, set_regex, set_added, set_added, set_merges, set_node, set_node, set_node,
-        move_node, nest_deeply,
+        set_component, set_component, set_regex, set_regex, set_added, set_added, set_merges, set_merges, set_node,
+        set_node, set_node, move_node, nest_deeply,
     ],
     "": [set_node, set_node, set_node, move_node, nest_deeply],
 }  # fmt: skip
@@ -288,7 +299,9 @@ def edit_safetensors(part: Safetensors, rng: Random) -> str | None:
         data = bytearray(part.data)
         for _ in range(rng.choice([1, 50])):
             at = rng.randrange(len(data) + 1) // 2 * 2
-            data[at : at + 4] = rng.choice([b"\x00\x00\x80\x7f", b"\x00\x00\xc0\x7f", b"\xff\x7f\xff\x7f", b"\x01\x00\x80\x00"])
+            data[at : at + 4] = rng.choice(
+                [b"\x00\x00\x80\x7f", b"\x00\x00\xc0\x7f", b"\xff\x7f\xff\x7f", b"\x01\x00\x80\x00"]
+            )
         part.data = bytes(data[: len(part.data)])
         return "odd numbers in the data"
     edit = rng.choice([set_entry, set_entry, set_entry, set_node, move_node, nest_deeply])

@@ -58,7 +58,9 @@ def set_digits(raw: bytearray, cuts: list[int], rng: Random) -> str:
     if not found:
         return "nothing"
     match = rng.choice(found)
-    value = rng.choice([str(values.number(rng)), "1e999", "-1e999", "1e-999", "NaN", "-Infinity", "0x10", "01", "9" * 5000])
+    value = rng.choice(
+        [str(values.number(rng)), "1e999", "-1e999", "1e-999", "NaN", "-Infinity", "0x10", "01", "9" * 5000]
+    )
     raw[match.start() : match.end()] = value.encode()
     return f"{value:.40} at {match.start()}"
 
@@ -119,6 +121,8 @@ RAW_EDITS: list[RawEdit] = [
 
 def move_file(files: dict[str, bytes], rng: Random) -> str:
     """A file goes, becomes empty, becomes another one, or changes places with it."""
+    if not files:
+        return "nothing"
     name, other = rng.choice(list(files)), rng.choice(list(files))
     how = rng.choice(["drop", "drop", "empty", "copy", "swap", "pickle"])
     if how == "drop":

@@ -57,7 +57,8 @@ class Tally:
         return (
             f"{sum(self.counts.values())} mutants: {self.counts['works']} work, {self.counts['refused']} are refused, "
             f"{self.counts['fault']} end in a fault; {self.cpu_s:.0f} s of CPU, slowest "
-            f"{self.slowest.cpu_s:.1f} s ({self.slowest.number}), most memory {self.largest.peak_mb:.0f} MB ({self.largest.number})"
+            f"{self.slowest.cpu_s:.1f} s ({self.slowest.number}), most memory {self.largest.peak_mb:.0f} MB "
+            f"({self.largest.number})"
         )
 
 
@@ -171,7 +172,9 @@ class _Worker:
         """What a sanitizer or Python wrote before the end."""
         self._log.seek(0)
         lines = self._log.read().decode("utf-8", "replace").splitlines()
-        starts = [i for i, line in enumerate(lines) if "ERROR: " in line or "runtime error" in line or "panicked" in line]
+        starts = [
+            i for i, line in enumerate(lines) if "ERROR: " in line or "runtime error" in line or "panicked" in line
+        ]
         return "\n".join(lines[starts[-1] :][:40] if starts else lines[-20:])
 
 
@@ -181,7 +184,9 @@ def worker_environment(native: str) -> Mapping[str, str]:
     if not native:
         return environment
     linked = subprocess.run(["ldd", native], check=True, capture_output=True, text=True).stdout
-    paths = [line.split()[2] for line in linked.splitlines() if any(f"lib{n}." in line for n in ("asan", "ubsan", "stdc++"))]
+    paths = [
+        line.split()[2] for line in linked.splitlines() if any(f"lib{n}." in line for n in ("asan", "ubsan", "stdc++"))
+    ]
     options = "detect_leaks=0:quarantine_size_mb=16:max_allocation_size_mb=1024:allocator_may_return_null=0"
     return environment | {
         "LD_PRELOAD": " ".join(paths),

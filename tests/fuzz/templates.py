@@ -16,7 +16,22 @@ _FRAGMENTS = [
     "{% set ns = namespace(x='ab') %}{% for i in range(64) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
     "{% set ns = namespace(x=['a']) %}{% for i in range(64) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
     "{% set ns = namespace(x=['a']) %}{% for i in range(64) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
-    "{% set ns = namespace(x={}) %}{% for i in range(64) %}{% set ns.x = {'a': ns.x, 'b': ns.x} %}{% endfor %}{{ ns.x | tojson }}",
+    "{% set n = namespace(x={}) %}{% for i in range(64) %}{% set n.x = {'a': n.x, 'b': n.x} %}{% endfor %}"
+    "{{ n.x | tojson }}",
+    "{{ '%*d' % (400000000, 1) }}",
+    "{{ '{0:{1[0]}}'.format(1, [400000000]) }}",
+    "{{ '%*d' | format(400000000, 1) }}",
+    "{{ range(1000) | list | tojson(indent=1000000) }}",
+    "{{ range(1000) | list | tojson(separators=('x' * 100000, ':')) }}",
+    "{% set x = 'a' * 1000 * 2000 %}" + "".join(f"{{% set a{i} = x.upper() %}}" for i in range(200)),
+    "{% set x = 'a' * 1000 * 2000 %}" + "".join(f"{{% set a{i} = x[1:] %}}" for i in range(200)),
+    "{% set x = 'a ' * 1000 * 1000 %}" + "".join(f"{{% set a{i} = x.split() %}}" for i in range(20)),
+    "{% set x = 'a' * 1000 * 2000 %}{{ x.strip('b' * 1000 * 500 ~ 'a') }}",
+    "{% set l = [[0]] * 100000 %}{{ l | sum(start=[]) }}",
+    "{{ strftime_now('%1000000d' * 1000) }}",
+    "{{ a }}" * 20_000,
+    "{{ a" + " ~ a" * 20_000 + " }}",
+    ("{% for a in b %}" * 18 + "x" + "{% endfor %}" * 18) * 50,
     "{% macro m(n) %}{{ m(n + 1) }}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}",
     "{% macro m() %}{{ caller() }}{% endmacro %}{% call m() %}{% call m() %}x{% endcall %}{% endcall %}",
     "{{ ''.__class__.__mro__[1].__subclasses__() }}",
@@ -108,7 +123,27 @@ _FRAGMENTS = [
     "{{ '1' * 100000 | int }}{{ ('1' * 5000) | int }}{{ ('1' * 100000) | float }}",
     "{{ '0x' | int(base=36) }}{{ 10 | filesizeformat }}{{ 1.5 | round(100000, 'ceil') }}",
 ]  # fmt: skip
-_TOKENS = ["{{", "}}", "{%", "%}", "{#", "#}", "{%-", "-%}", "for", "endfor", "if", "in", "|", "~", "'", '"', "(", ")", "\n"]
+_TOKENS = [
+    "{{",
+    "}}",
+    "{%",
+    "%}",
+    "{#",
+    "#}",
+    "{%-",
+    "-%}",
+    "for",
+    "endfor",
+    "if",
+    "in",
+    "|",
+    "~",
+    "'",
+    '"',
+    "(",
+    ")",
+    "\n",
+]
 
 
 def hostile_template(rng: Random) -> str:
