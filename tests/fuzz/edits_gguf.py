@@ -8,8 +8,8 @@ from random import Random
 from typing import Any
 
 from tests.fuzz import values
-from tests.fuzz.bases import entry
-from tests.fuzz.image import ARRAY, BLOCKS, BOOL, SCALARS, STRING, Array, Entry, Image, Lie, Tensor
+from tests.fuzz.bases_gguf import entry
+from tests.fuzz.image import ARRAY, BLOCKS, BOOL, SCALARS, STRING, Array, Image, Lie, Tensor
 from tests.fuzz.templates import hostile_template
 
 GgufEdit = Callable[[Image, Random], str | None]
@@ -110,6 +110,29 @@ def edit_array(image: Image, rng: Random) -> str | None:
     else:
         del array.items[0 if how == "empty" else at :]
     return f"{how} in {chosen.key!r:.60}"
+
+
+def edit_tokens(image: Image, rng: Random) -> str | None:
+    """Tokens, types, scores and merges that are well-formed and odd."""
+    arrays = {item.key: item.value for item in image.entries if isinstance(item.value, Array) and item.value.items}
+    key = rng.choice([b"tokens", b"tokens", b"token_type", b"scores", b"merges", b"merges"])
+    array = arrays.get(b"tokenizer.ggml." + key)
+    tokens = arrays.get(b"tokenizer.ggml.tokens")
+    if array is None or tokens is None:
+        return None
+    for _ in range(rng.choice([1, 5, 50])):
+        at = rng.randrange(len(array.items))
+        if key == b"tokens":
+            new: Any = rng.choice(
+                [rng.choice(tokens.items), values.text(rng), b"<|x|>", b"a" * rng.randrange(40), b"\xe6\x97"]
+            )
+        elif key == b"merges":
+            left, right = _bytes(rng.choice(tokens.items)), _bytes(rng.choice(tokens.items))
+            new = rng.choice([left + b" " + right, left + right, b" " + left, left + b" ", rng.choice(array.items)])
+        else:
+            new = rng.choice([0, 1, 2, 3, 4, 5, 6, 7]) if key == b"token_type" else rng.choice(values.FLOATS)
+        array.items[at] = new
+    return f"{key!r} of the vocabulary"
 
 
 def _item(kind: int, rng: Random) -> Any:
@@ -325,7 +348,8 @@ def _bytes(text: Any) -> bytes:
 
 
 GGUF_EDITS: list[GgufEdit] = [
-    set_scalar, set_scalar, set_scalar, set_text, set_template, lie_about_type, lie_about_length, edit_array, edit_array,
-    edit_array, change_kind, move_entries, move_entries, set_counts, set_dims, set_dims, resize, set_type, set_type,
-    set_offset, move_tensors, poison_data, poison_data, scale_sizes, scale_sizes,
+    set_scalar, set_scalar, set_scalar, set_text, set_template, set_template, lie_about_type, lie_about_length,
+    edit_array, edit_array, edit_tokens, edit_tokens, edit_tokens, change_kind, move_entries, move_entries, set_counts,
+    set_dims, set_dims, resize, set_type, set_type, set_type, set_offset, move_tensors, poison_data, poison_data,
+    poison_data, scale_sizes, scale_sizes,
 ]  # fmt: skip

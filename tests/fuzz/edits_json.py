@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from tests.fuzz import values
-from tests.fuzz.bases import Json, Safetensors, Source
+from tests.fuzz.parts import Json, Safetensors, Source
 from tests.fuzz.templates import hostile_template
 
 TreeEdit = Callable[[Any, Random], str | None]
@@ -46,7 +46,8 @@ _DECODERS: list[Any] = [
 _MODELS: list[Any] = [
     {"type": "WordLevel", "vocab": {"a": 0, "<unk>": 1}, "unk_token": "<unk>"},
     {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "missing"},
-    {"type": "WordPiece", "unk_token": "?", "continuing_subword_prefix": "", "max_input_chars_per_word": 0, "vocab": {}},
+    {"type": "WordPiece", "unk_token": "?", "continuing_subword_prefix": "", "max_input_chars_per_word": 0,
+     "vocab": {}},
     {"type": "WordPiece", "unk_token": "a", "continuing_subword_prefix": "", "max_input_chars_per_word": 1 << 62,
      "vocab": {"": 0, "a": 1}},
     {"type": "Unigram", "unk_id": None, "vocab": [["", 0.0], ["a", -1.0]], "byte_fallback": True},
@@ -264,8 +265,8 @@ def set_entry(header: dict[str, Any], rng: Random) -> str | None:
 TREE_EDITS: dict[str, list[TreeEdit]] = {
     "config.json": [set_size, set_size, set_rope, set_node, set_node, move_node, nest_deeply],
     "tokenizer.json": [
-        set_component, set_component, set_regex, set_regex, set_added, set_added, set_merges, set_node, set_node, set_node,
-        move_node, nest_deeply,
+        set_component, set_component, set_regex, set_regex, set_added, set_added, set_merges, set_merges, set_node,
+        set_node, set_node, move_node, nest_deeply,
     ],
     "": [set_node, set_node, set_node, move_node, nest_deeply],
 }  # fmt: skip

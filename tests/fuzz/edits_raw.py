@@ -121,6 +121,8 @@ RAW_EDITS: list[RawEdit] = [
 
 def move_file(files: dict[str, bytes], rng: Random) -> str:
     """A file goes, becomes empty, becomes another one, or changes places with it."""
+    if not files:
+        return "nothing"
     name, other = rng.choice(list(files)), rng.choice(list(files))
     how = rng.choice(["drop", "drop", "empty", "copy", "swap", "pickle"])
     if how == "drop":

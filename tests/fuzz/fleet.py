@@ -57,7 +57,8 @@ class Tally:
         return (
             f"{sum(self.counts.values())} mutants: {self.counts['works']} work, {self.counts['refused']} are refused, "
             f"{self.counts['fault']} end in a fault; {self.cpu_s:.0f} s of CPU, slowest "
-            f"{self.slowest.cpu_s:.1f} s ({self.slowest.number}), most memory {self.largest.peak_mb:.0f} MB ({self.largest.number})"
+            f"{self.slowest.cpu_s:.1f} s ({self.slowest.number}), most memory {self.largest.peak_mb:.0f} MB "
+            f"({self.largest.number})"
         )
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 import forerun._native as _native
-import forerun.engine.llm as llm_module
+import forerun.models.bound as bound
 import forerun.models.template_sandbox as template_sandbox
 from forerun.engine.llm import LLM
 from forerun.errors import ConfigError, EngineFault, ForerunError, LoadError, RequestError
@@ -131,17 +131,17 @@ def _generate(llm: LLM, prompt: list[int]) -> None:
 def _settings(number: int) -> Iterator[None]:
     """Instruction set by number; weights in memory of their own; templates that may run for a short time only."""
     isas = _native.available_isas()
-    create_executor, max_render_s = llm_module.create_executor, template_sandbox.MAX_RENDER_S
+    create_executor, max_render_s = bound.create_executor, template_sandbox.MAX_RENDER_S
     before = os.environ.get(ISA_VARIABLE)
     os.environ[ISA_VARIABLE] = isas[number % len(isas)]
-    llm_module.create_executor = lambda backend, config, build: create_executor(  # type: ignore[assignment]
+    bound.create_executor = lambda backend, config, build: create_executor(  # type: ignore[assignment]
         backend, config, lambda ops: build(_OwnMemory(ops))
     )
     template_sandbox.MAX_RENDER_S = 0.5
     try:
         yield
     finally:
-        llm_module.create_executor, template_sandbox.MAX_RENDER_S = create_executor, max_render_s
+        bound.create_executor, template_sandbox.MAX_RENDER_S = create_executor, max_render_s
         if before is None:
             del os.environ[ISA_VARIABLE]
         else:

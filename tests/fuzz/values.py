@@ -15,7 +15,8 @@ FLOATS = [
     1e300, 1e308, float("inf"), float("-inf"), float("nan"),
 ]  # fmt: skip
 TEXTS = [
-    b"", b" ", b"\0", b"\n", b"a", b"a" * 100_000, b"\xff\xfe", b"\xed\xa0\x80", b"\xc3", "é".encode(), "\u202e".encode(),
+    b"", b" ", b"\0", b"\n", b"a", b"a" * 100_000, b"\xff\xfe", b"\xed\xa0\x80", b"\xc3", "é".encode(),
+    "\u202e".encode(),
     b"\x1b[31mred\x1b[0m", "▁".encode(), "▁▁".encode(), b"<|im_end|>", b"<s>", b"<unk>", b"<0x41>", b"<0xZZ>", b"##a",
     b"../../etc/passwd", b"%s%n%x", b"{0.__class__}", b"llama", b"gpt2", b"bert", b"gemma4", b"smollm", b"llama-bpe",
     b"a b", b" a", b"a ", b"  ", "Ġ".encode(), "Ġt".encode(), "𐐀".encode(), "\ufdd0".encode(), b"<" * 5000, b"phi-3",

@@ -18,7 +18,7 @@ def gguf_vocabulary(kind: str) -> dict[str, Any]:
     if kind == "llama":
         return spm_metadata(extra=[("<|im_end|>", 3), ("<tool>", 4), ("zz", 5)], eos_token_id=2) | template
     if kind == "bert":
-        return wordpiece_metadata()
+        return wordpiece_metadata() | template
     if kind == "gemma4":
         return toy_vocab.metadata(model="gemma4", pre=None) | template
     return toy_vocab.metadata(pre=kind) | template
