@@ -115,6 +115,7 @@ NB_MODULE(_native, m) {
           [](Program& p, const std::string& format, int outputs, int inputs, Vector<uint8_t> data,
              std::optional<Vector<int32_t>> rows) {
             const SourceFormat source = source_format(format);
+            check_matrix_shape(outputs, inputs);
             const size_t need = source_row_bytes(source, inputs) * static_cast<size_t>(outputs);
             if (data.size() != need)
               throw std::invalid_argument("a matrix of " + std::to_string(need) + " bytes has " +

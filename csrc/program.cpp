@@ -10,9 +10,13 @@
 
 namespace forerun {
 
+// With positions of 31 bits, an angle of which the quarter turns fit into 64 bits.
+constexpr double kMaxFrequency = 1e8;
+
 Program::Program(const Geometry& geometry, int num_threads, const KernelTable& kernels)
     : geometry_(geometry), kernels_(kernels), pool_(num_threads), scratch_(static_cast<size_t>(pool_.num_threads())) {
   const Geometry& g = geometry_;
+  check_geometry(g);
   if (g.num_heads % g.num_kv_heads != 0 || g.num_heads / g.num_kv_heads > kMaxPairs || g.head_dim % 2 != 0)
     throw std::invalid_argument("heads must be a multiple of KV heads, at most 36 times, and the head size even");
   KvLayer kv{nullptr, g.is_kv_f32, g.num_kv_heads, g.head_dim, round_up(g.head_dim, 16)};
@@ -32,6 +36,8 @@ int Program::add_rope(const std::vector<double>& inv_freq, double magnitude) {
   const int half = static_cast<int>(inv_freq.size()), num_positions = geometry_.num_pages * kPageTokens;
   if (half < 1 || 2 * half > geometry_.head_dim)
     throw std::invalid_argument("there must be a RoPE frequency per pair of a head, or fewer");
+  for (const double freq : inv_freq)
+    if (!(freq >= 0.0 && freq <= kMaxFrequency)) throw std::invalid_argument("a RoPE frequency is not from 0 to 1e8");
   const size_t n = static_cast<size_t>(num_positions) * static_cast<size_t>(half);
   RopeTable table{half, Array<float>(n), Array<float>(n)};
   for (size_t position = 0, at = 0; position < static_cast<size_t>(num_positions); position++) {
@@ -47,6 +53,7 @@ int Program::add_rope(const std::vector<double>& inv_freq, double magnitude) {
 }
 
 int Program::add_matrix(SourceFormat source, int outputs, int inputs, const uint8_t* data, const int32_t* rows) {
+  check_matrix_shape(outputs, inputs);
   source_row_bytes(source, inputs);  // refuses ragged blocks
   PackedMatrix m = packed_shape(packed_format(source), outputs, inputs);
   m.data = weights_.allocate(m.tile_bytes * static_cast<size_t>(m.tiles));
@@ -81,6 +88,7 @@ int Program::add_order(const int32_t* columns, int n) {
 }
 
 int Program::add_buffer(int width) {
+  if (width < 1 || width > kMaxWidth) throw std::invalid_argument("a buffer has no width, or an absurd one");
   // Rows a multiple of 4 KB apart would share cache sets.
   Buffer buffer;
   buffer.width = width;

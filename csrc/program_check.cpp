@@ -1,5 +1,7 @@
 // What an instruction must be like. A program comes from outside, so nothing about it is believed.
+#include <cstdint>
 #include <stdexcept>
+#include <string>
 
 #include "program.h"
 
@@ -10,7 +12,30 @@ void require(bool ok, const char* what) {
   if (!ok) throw std::invalid_argument(std::string("bad instruction: ") + what);
 }
 
+void require_size(int value, int most, const char* what) {
+  if (value < 1 || value > most)
+    throw std::invalid_argument(std::string(what) + " is " + std::to_string(value) + ", but must be from 1 to " +
+                                std::to_string(most));
+}
+
 }  // namespace
+
+void check_geometry(const Geometry& g) {
+  require_size(g.vocab_size, kMaxWidth, "the vocabulary");
+  require_size(g.num_layers, 1 << 16, "the number of layers");
+  require_size(g.num_heads, 1 << 16, "the number of heads");
+  require_size(g.num_kv_heads, 1 << 16, "the number of KV heads");
+  require_size(g.head_dim, 1 << 16, "the head size");
+  require_size(g.num_pages, INT32_MAX / kPageTokens, "the number of pages");
+  require_size(g.max_rows, 1 << 20, "the number of rows");
+  if ((g.num_heads + 2 * int64_t{g.num_kv_heads}) * g.head_dim > kMaxWidth)
+    throw std::invalid_argument("the heads together are wider than " + std::to_string(kMaxWidth));
+}
+
+void check_matrix_shape(int outputs, int inputs) {
+  require_size(outputs, kMaxWidth, "the number of outputs of a matrix");
+  require_size(inputs, kMaxWidth, "the number of inputs of a matrix");
+}
 
 void Program::check(const Instr& instr) const {
   require(!has_scratch_, "the program has run already");
@@ -51,7 +76,7 @@ void Program::check_names(const Instr& instr) const {
 void Program::check_matrices(const Instr& instr) const {
   const bool is_embed = instr.op == Op::Embed, is_gated = instr.op == Op::Gated;
   const bool has_matrices = instr.op != Op::Attention && instr.op != Op::NormAdd;
-  require(instr.weights.empty() != has_matrices, "matrices");
+  require(instr.weights.empty() != has_matrices && instr.weights.size() <= 3, "matrices");
   if (!has_matrices) return;
   int outputs = 0;
   for (const int w : instr.weights) {

@@ -419,6 +419,7 @@ inline void test_program_refuses_instructions() {
   check("an order of another width", qkv, [](Instr& i) { i.order = 0; });
   check("an order of a sum", sum, [](Instr& i) { i.order = 0; });
   check("no matrix", qkv, [](Instr& i) { i.weights = {}; });
+  check("more matrices than any instruction has", qkv, [](Instr& i) { i.weights = {0, 0, 0, 0}; });
   const auto program = model.bind(reference(), 1);
   bool is_refused = false;
   try {

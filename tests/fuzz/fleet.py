@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -18,10 +18,10 @@ from typing import IO
 # What one mutant, of half a megabyte at most, may cost; with sanitizers everything takes a few times longer.
 MAX_CPU_S = 10.0
 MAX_PEAK_MB = 400.0
+_COMMAND = (sys.executable, "-m", "tests.fuzz.worker")
 # Where a process is ended from outside.
-_KILL_S = 60.0
-_KILL_MB = 2500.0
-_START_S = 120.0
+KILL_S, KILL_MB = 60.0, 2500.0
+START_S = 120.0  # more, for the first answer
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def run_fleet(
     is_stopped = threading.Event()
 
     def work() -> None:
-        with _Worker(seed, native) as worker:
+        with Worker([*_COMMAND, str(seed), native], worker_environment(native)) as worker:
             while not is_stopped.is_set():
                 with lock:
                     number = next(queue, None)
@@ -101,16 +101,27 @@ def run_fleet(
         thread.join()
 
 
-class _Worker:
-    """A process that runs one mutant at a time, started again after it has died."""
+class Worker:
+    """A process that runs one mutant at a time, started again after it has died.
 
-    def __init__(self, seed: int, native: str) -> None:
-        self._command = [sys.executable, "-m", "tests.fuzz.worker", str(seed), native]
-        self._environment = worker_environment(native)
+    Args:
+        command: reads numbers, a line each, and answers each with a line of JSON (`worker`).
+        environment: of the process.
+        kill_s: how long it may take for an answer.
+        kill_mb: how much memory it may use.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], kill_s: float = KILL_S, kill_mb: float = KILL_MB
+    ) -> None:
+        self._command = command
+        self._environment = environment
+        self._kill_s = kill_s
+        self._kill_mb = kill_mb
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
 
-    def __enter__(self) -> _Worker:
+    def __enter__(self) -> Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -119,10 +130,10 @@ class _Worker:
 
     def run(self, number: int) -> Outcome:
         """Runs a mutant; whatever ends the process is a fault."""
-        patience_s = _KILL_S
+        patience_s = self._kill_s
         if self._process is None:
             self._start()
-            patience_s += _START_S
+            patience_s += START_S
         process = self._process
         assert process is not None
         assert process.stdin is not None
@@ -151,8 +162,8 @@ class _Worker:
         while time.monotonic() < deadline_s:
             if select.select([process.stdout], [], [], 0.1)[0]:
                 return process.stdout.readline(), "ended"
-            if _rss_mb(process.pid) > _KILL_MB:
-                return b"", f"used more than {_KILL_MB:.0f} MB"
+            if _rss_mb(process.pid) > self._kill_mb:
+                return b"", f"used more than {self._kill_mb:.0f} MB"
         return b"", f"took longer than {patience_s:.0f} s"
 
     def _start(self) -> None:

@@ -47,6 +47,24 @@ def test_sizes_and_constants() -> None:
     assert spec.inv_freq == pytest.approx([1.0, 0.1, 0.01, 0.001])
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"head_dim": 2048}, "key head_dim is 2048, but must be a whole number from 1 to 1024"),
+        ({"num_hidden_layers": 4097}, "key num_hidden_layers is 4097, but must be a whole number from 1 to 4096"),
+        ({"num_attention_heads": 2**13}, "num_attention_heads is 8192, but must be a whole number from 1 to 4096"),
+        ({"hidden_size": 2**31 - 1}, "hidden_size is 2147483647, but must be a whole number from 1 to 131072"),
+        ({"intermediate_size": 2**31 - 1}, "intermediate_size is 2147483647, but must be a whole number from 1 to 10"),
+        ({"vocab_size": 2**31 - 1}, "vocab_size is 2147483647, but must be a whole number from 1 to 4194304"),
+        ({"head_dim": 1024, "num_attention_heads": 16}, "heads of 16384 numbers are not supported with a hidden size"),
+        ({"intermediate_size": 32 * 257}, "a feed-forward part of 8224 numbers is not supported with a hidden size"),
+    ],
+)
+def test_sizes_beyond_all_models_are_refused(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(LoadError, match=message):
+        read(**changes)
+
+
 def test_absent_keys_are_what_the_classes_say() -> None:
     config = read_hf_config("x", without("num_key_value_heads", "rms_norm_eps", "rope_theta", "hidden_act")).config
     assert (config.num_kv_heads, config.rms_eps, config.activation) == (4, 1e-6, "silu")

@@ -104,6 +104,17 @@ def test_missing_keys_are_named(tmp_path: Path, key: str) -> None:
             1,
             r"blk.0.attn_k.weight has shape \(32, 64\), but the metadata ask for \(16, 64\)",
         ),
+        (
+            "attention.head_count",
+            4096,
+            "head_count is 4096, but no tensor of the file has more than 320 rows or columns",
+        ),
+        ("attention.key_length", 2**31 - 2, "key_length is 2147483646, but must be between 1 and 1024"),
+        ("attention.key_length", 1024, "key_length is 1024, but no tensor of the file has more than 320 rows"),
+        ("embedding_length", 2**31 - 1, "embedding_length is 2147483647, but must be between 1 and 131072"),
+        ("embedding_length", 324, "embedding_length is 324, but no tensor of the file has more than 320 rows"),
+        ("feed_forward_length", 2**20, "feed_forward_length is 1048576, but no tensor of the file has more than 320"),
+        ("attention.layer_norm_rms_epsilon", 1e20, "must be a number from 1e-13 to"),
         ("attention.value_length", 32, "value_length is 32, but only the head size 16"),
         ("rope.dimension_count", 8, "rope.dimension_count is 8, but only the head size 16"),
         ("attention.layer_norm_rms_epsilon", 0.0, "must be a number from 1e-13 to"),
@@ -120,6 +131,17 @@ def test_wrong_values_are_named(tmp_path: Path, key: str, value: Any, message: s
     with pytest.raises(LoadError, match=message) as caught:
         load(tmp_path, **{key: value})
     assert "model.gguf" in str(caught.value)
+
+
+def test_parts_much_wider_than_the_hidden_state(tmp_path: Path) -> None:
+    sizes = {
+        "embedding_length": 1,
+        "attention.head_count": 2,
+        "attention.head_count_kv": 2,
+        "attention.key_length": 160,
+    }
+    with pytest.raises(LoadError, match="heads of 320 numbers are not supported with a hidden size of 1, at most 256"):
+        load(tmp_path, **sizes | {"attention.value_length": 160, "rope.dimension_count": 160})
 
 
 def test_odd_head_size(tmp_path: Path) -> None:

@@ -213,6 +213,60 @@ def test_shapes_without_a_kernel_are_refused_by_name() -> None:
         toy_executor(ToyLlama(head_dim=7, rope_style="neox"))
 
 
+SIZES: dict[str, Any] = {
+    "isa": "scalar",
+    "num_threads": 1,
+    "vocab_size": 61,
+    "num_layers": 2,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 12,
+    "num_pages": NUM_PAGES,
+    "max_rows": 8,
+    "is_kv_f32": True,
+}
+
+
+@pytest.mark.parametrize("name", [name for name in SIZES if name not in ("isa", "num_threads", "is_kv_f32")])
+@pytest.mark.parametrize("value", [0, -1, -(2**31), 2**31 - 1])
+def test_sizes_that_arithmetic_can_not_hold_are_refused(name: str, value: int) -> None:
+    with pytest.raises(ValueError, match=f"is {value}, but must be from 1 to"):
+        _native.Program(**SIZES | {name: value})
+
+
+def test_heads_that_are_too_wide_together_are_refused() -> None:
+    with pytest.raises(ValueError, match="the heads together are wider than"):
+        _native.Program(**SIZES | {"num_heads": 1 << 16, "num_kv_heads": 1 << 16, "head_dim": 1 << 16})
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [(0, 32), (-1, 32), (-(2**31), 32), (32, 0), (32, -32), (32, 2**31 - 32)]
+)
+def test_matrices_without_a_shape_are_refused(outputs: int, inputs: int) -> None:
+    with pytest.raises(ValueError, match=r"puts of a matrix is .*, but must be from 1 to"):
+        _native.Program(**SIZES).add_matrix("q8_0", outputs, inputs, np.zeros(0, np.uint8), None)
+
+
+@pytest.mark.parametrize("width", [0, -1, 2**31 - 1])
+def test_buffers_without_a_width_are_refused(width: int) -> None:
+    with pytest.raises(ValueError, match="a buffer has no width, or an absurd one"):
+        _native.Program(**SIZES).add_buffer(width)
+
+
+@pytest.mark.parametrize("frequency", [-1.0, 1e9, 1e300, float("inf"), float("nan")])
+def test_rope_frequencies_whose_turns_can_not_be_counted_are_refused(frequency: float) -> None:
+    with pytest.raises(ValueError, match="a RoPE frequency is not from 0 to 1e8"):
+        _native.Program(**SIZES).add_rope([1.0, frequency], 1.0)
+
+
+def test_a_cache_that_no_memory_holds_is_a_config_error() -> None:
+    toy = ToyLlama(num_heads=64, num_kv_heads=64, head_dim=1024)
+    config = replace(toy.config("f32", (2**31 - 1) // 16), num_threads=1)
+    layers = replace(config, num_layers=64, attentions=(toy.attention,) * 64)  # 10^17 bytes
+    with pytest.raises(ConfigError, match="a cache of 2147483632 tokens don't fit into memory; ask for a shorter"):
+        create_executor("native", layers, toy.build)
+
+
 # ---- one pass --------------------------------------------------------------------------------------------------------
 
 GOOD = chain_batch([1, 2, 3], pages_for(3))

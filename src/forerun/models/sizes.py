@@ -37,9 +37,10 @@ def check_widths(where: str, hidden_size: int, attention_width: int, intermediat
     Raises:
         LoadError: a part is more than `MAX_WIDTH_RATIO` times as wide.
     """
-    for what, width in (("heads", attention_width), ("a feed-forward part", intermediate_size)):
+    parts = (("heads", "are", attention_width), ("a feed-forward part", "is", intermediate_size))
+    for what, verb, width in parts:
         if width > MAX_WIDTH_RATIO * hidden_size:
             raise LoadError(
-                f"{where}: {what} of {width} numbers are not supported with a hidden size of {hidden_size}, "
+                f"{where}: {what} of {width} numbers {verb} not supported with a hidden size of {hidden_size}, "
                 f"at most {MAX_WIDTH_RATIO} times as many are"
             )
