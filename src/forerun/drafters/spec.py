@@ -38,7 +38,7 @@ REGISTRY: dict[str, type[DrafterOptions]] = {
 }
 
 # What `auto` runs: drafters that cost next to nothing, so that having all of them loses nothing.
-AUTO = "ngram+prediction"
+AUTO = "suffix+prediction"
 
 
 @dataclass(frozen=True, slots=True)
