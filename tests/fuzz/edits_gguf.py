@@ -136,6 +136,8 @@ def edit_tokens(image: Image, rng: Random) -> str | None:
 
 
 def _item(kind: int, rng: Random) -> Any:
+    if kind == ARRAY:
+        return Array(4, [values.number(rng)])
     if kind == STRING:
         return values.text(rng)
     if kind == BOOL:
