@@ -236,7 +236,7 @@ def test_cells_tell_window_from_branches_and_the_depth() -> None:
 
 
 def test_binds_to_any_target_and_is_fixed_unless_told_otherwise() -> None:
-    target = DraftTarget(None, None, None, V, 64)  # type: ignore[arg-type]
+    target = DraftTarget(None, None, None, V, 64, None)  # type: ignore[arg-type]
     source = LookaheadOptions().bind(target)
     assert (source.name, source.policy, source.reads_rows, source.is_free) == ("lookahead", "fixed", True, True)
     assert LookaheadOptions(policy="adaptive").bind(target).policy == "adaptive"

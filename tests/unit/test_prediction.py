@@ -186,7 +186,7 @@ def test_cells_tell_how_a_run_began_and_its_length() -> None:
 
 
 def test_binds_to_any_target() -> None:
-    target = DraftTarget(None, None, None, 50, 64)  # type: ignore[arg-type]
+    target = DraftTarget(None, None, None, 50, 64, None)  # type: ignore[arg-type]
     source = PredictionOptions(policy="fixed").bind(target)
     assert (source.name, source.policy, source.reads_rows, source.is_free) == ("prediction", "fixed", False, True)
 

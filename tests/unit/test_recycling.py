@@ -224,7 +224,7 @@ def test_cells_tell_where_a_ranking_comes_from() -> None:
 
 
 def test_binds_to_any_target() -> None:
-    target = DraftTarget(None, ReferenceSampler(V), None, V, 64)  # type: ignore[arg-type]
+    target = DraftTarget(None, ReferenceSampler(V), None, V, 64, None)  # type: ignore[arg-type]
     source = RecyclingOptions(policy="fixed").bind(target)
     assert (source.name, source.policy, source.reads_rows, source.is_free) == ("recycling", "fixed", True, True)
     assert paths_of(propose(taught(source), 1)) == [(6,)]

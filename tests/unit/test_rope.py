@@ -108,7 +108,7 @@ def test_the_engine_tells_its_length_limit(
         limits.append(max_len)
         raise LoadError("seen enough")
 
-    monkeypatch.setattr("forerun.engine.llm.load_model", load)
+    monkeypatch.setattr("forerun.models.bound.load_model", load)
     path = write_gguf(tmp_path / "model.gguf", {}, {"any": ONES})
     with pytest.raises(LoadError, match="seen enough"):
         LLM(path, max_model_len=limit)

@@ -41,7 +41,8 @@ def test_predictions_are_used_by_prediction_and_auto_alone() -> None:
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_every_drafter_is_known_by_its_name_and_prints_its_settings(name: str) -> None:
-    speculation = Speculation.parse(name)
+    needs_model = REGISTRY[name].needs == "a second model"
+    speculation = Speculation.parse(f"{name}:model=some/model.gguf" if needs_model else name)
     assert [options.name for options in speculation.drafters] == [name]
     assert Speculation.parse(str(speculation)) == speculation
     assert str(speculation).startswith(f"{name}:")

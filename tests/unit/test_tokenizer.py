@@ -189,7 +189,7 @@ def test_ids_outside_the_vocabulary_are_refused(token_id: int) -> None:
         ("smolm", "is 'smolm'", "such as smollm"),
         ("qwen-2", "is 'qwen-2'", "such as qwen2"),
         (None, "is missing", "such as gpt-2"),
-        (["gpt-2"], "is \\['gpt-2'\\]", "such as"),
+        (["gpt-2"], "is a list of 1", "such as"),
         ("x" * 1000, "is 'xxx", "such as"),
     ],
 )

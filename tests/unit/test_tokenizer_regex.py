@@ -11,11 +11,19 @@ from tokenizers import pre_tokenizers
 from forerun.models.tokenizer_pre import PRE_RULES
 from forerun.models.tokenizer_regex import HardRegexError, check_regex
 
+# Fine by the table of known rules, which isn't judged; a tokenizer.json that spells them out is refused.
+TOO_HARD = frozenset(("afmoe", "exaone-moe", "superbpe"))
+
 
 @pytest.mark.parametrize("name", sorted(PRE_RULES))
-def test_the_expressions_of_known_families_are_fine(name: str) -> None:
+def test_the_expressions_of_known_families_are_fine_but_for_a_few(name: str) -> None:
+    fine = True
     for regex in PRE_RULES[name].splits:
-        check_regex(regex)
+        try:
+            check_regex(regex)
+        except HardRegexError:
+            fine = False
+    assert fine == (name not in TOO_HARD)
 
 
 @pytest.mark.parametrize(
