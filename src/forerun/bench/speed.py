@@ -49,6 +49,9 @@ def compare_speed(llm: LLM, spec: str, max_tokens: int, repeats: int) -> list[Sp
         runs: dict[str, list[Completion]] = {"off": [], spec: []}
         for _ in range(repeats):
             for arm, completions in runs.items():
+                speculator = llm.speculator(arm)
+                if speculator is not None:
+                    speculator.clear()  # or the answer of the round before would be the draft
                 completions.append(llm.chat(messages, params, speculation=arm))
         rows.append(_row(name, runs["off"], runs[spec]))
     return rows
