@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import forerun.drafters.lookahead as lookahead
-from forerun.drafters.base import DraftTarget, Proposal
+from forerun.drafters.base import Proposal
 from forerun.drafters.lookahead import (
     BRANCH_CELL,
     MAX_TABLE_DEPTH,
@@ -17,7 +17,7 @@ from forerun.drafters.lookahead import (
 )
 from forerun.errors import ConfigError
 from forerun.types import Draft, ForwardOutput
-from tests.helpers.drafting import context, propose
+from tests.helpers.drafting import context, propose, target
 
 Path = tuple[int, ...]
 V = 50
@@ -236,10 +236,9 @@ def test_cells_tell_window_from_branches_and_the_depth() -> None:
 
 
 def test_binds_to_any_target_and_is_fixed_unless_told_otherwise() -> None:
-    target = DraftTarget(None, None, None, V, 64, None)  # type: ignore[arg-type]
-    source = LookaheadOptions().bind(target)
+    source = LookaheadOptions().bind(target(V))
     assert (source.name, source.policy, source.reads_rows, source.is_free) == ("lookahead", "fixed", True, True)
-    assert LookaheadOptions(policy="adaptive").bind(target).policy == "adaptive"
+    assert LookaheadOptions(policy="adaptive").bind(target(V)).policy == "adaptive"
     assert source.memory_bytes == 0
     assert LookaheadOptions(w=0).is_off
     assert not LookaheadOptions().is_off

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from forerun.drafters.base import DraftTarget
 from forerun.drafters.prediction import (
     FOUND_CELL,
     RUN_LENS,
@@ -15,7 +14,7 @@ from forerun.drafters.prediction import (
     PredictionSource,
 )
 from forerun.errors import ConfigError
-from tests.helpers.drafting import context, propose
+from tests.helpers.drafting import context, propose, target
 
 EOS = 0
 TEXT = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -186,8 +185,7 @@ def test_cells_tell_how_a_run_began_and_its_length() -> None:
 
 
 def test_binds_to_any_target() -> None:
-    target = DraftTarget(None, None, None, 50, 64, None)  # type: ignore[arg-type]
-    source = PredictionOptions(policy="fixed").bind(target)
+    source = PredictionOptions(policy="fixed").bind(target(50))
     assert (source.name, source.policy, source.reads_rows, source.is_free) == ("prediction", "fixed", False, True)
 
 

@@ -8,6 +8,7 @@ decides: a drafter proposes, `control` chooses among proposals, `verify` judges.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
@@ -65,6 +66,11 @@ class DraftContext:
     max_len: int
     prediction: tuple[int, ...] = ()
     salt: str = ""
+
+    @property
+    def partition(self) -> str:
+        """Where requests of this salt keep what they share: a digest, for a salt may be long, or a key to forget."""
+        return hashlib.sha256(self.salt.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,8 @@ MAX_POOL_KEYS = 4096  # first tokens whose n-grams are kept, the latest ones
 
 MAX_TABLE_DEPTH = 4  # deeper nodes share the cell of this depth
 # Chance that a node is right, given that its parent is, by depth. Starting values only, until acceptance has been seen.
-WINDOW_RATES = (0.05, 0.15, 0.15, 0.15)
-BRANCH_RATES = (0.20, 0.45, 0.45, 0.45)
+WINDOW_RATES = (0.03, 0.15, 0.20, 0.20)
+BRANCH_RATES = (0.25, 0.50, 0.70, 0.70)
 WINDOW_CELL, BRANCH_CELL = 0, len(WINDOW_RATES)  # of depth 0
 _ABSENT = -2  # no node of a draft
 

@@ -30,8 +30,8 @@ SURE_LEN = 2
 
 # Chance that the next token is the text's, by the number of tokens in a row that were; the last one serves all longer
 # runs. Starting values only, until acceptance has been seen.
-START_RATES = (0.50, 0.70, 0.80, 0.85, 0.90, 0.90, 0.95)  # of a run that began with the text
-FOUND_RATES = (0.30, 0.45, 0.65, 0.75, 0.85, 0.90, 0.95)  # of one that began where an end of the output occurs
+START_RATES = (0.50, 0.70, 0.80, 0.90, 0.95, 0.95, 0.98)  # of a run that began with the text
+FOUND_RATES = (0.00, 0.25, 0.80, 0.90, 0.95, 0.95, 0.98)  # of one that began where an end of the output occurs
 # First length of each class of runs but the first.
 RUN_LENS = (1, 2, 3, 4, 8, 16)
 START_CELL, FOUND_CELL = 0, len(START_RATES)

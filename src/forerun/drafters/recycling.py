@@ -116,8 +116,8 @@ class RecyclingSource:
 
     def open(self, context: DraftContext) -> RecyclingDrafter:
         """See `DrafterSource.open`."""
-        table = self._tables.pop(context.salt, None) or _Table(self._vocab_size, self._options.width)
-        self._tables[context.salt] = table
+        table = self._tables.pop(context.partition, None) or _Table(self._vocab_size, self._options.width)
+        self._tables[context.partition] = table
         if len(self._tables) > MAX_TABLES:
             self._tables.popitem(last=False)
         return RecyclingDrafter(self._options, self._sampler, table, context)

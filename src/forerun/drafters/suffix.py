@@ -13,7 +13,6 @@ salts, the oldest output leaves first, and an output that alone is larger is not
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,11 +53,6 @@ def _by_length(steps: Sequence[tuple[int, float]]) -> list[float]:
     for length, discount in steps:
         out += [discount] * (length - len(out))
     return out
-
-
-def _partition_of(salt: str) -> str:
-    """Where outputs of a salt lie. A digest: a salt may be long, or a key that nobody should keep."""
-    return hashlib.sha256(salt.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def cell_of(prob: float, match_len: int, is_shared: bool, is_sampled: bool) -> int:
@@ -187,7 +181,7 @@ class SuffixDrafter:
     def __init__(self, options: SuffixOptions, outputs: SuffixIndex | None, context: DraftContext) -> None:
         self._options = options
         self._outputs = outputs
-        self._partition = _partition_of(context.salt)
+        self._partition = context.partition
         self._is_sampled = not context.params.is_greedy
         self._drafts = SuffixDrafts(_by_length(OWN_DISCOUNTS), _by_length(SHARED_DISCOUNTS), sorted(context.end_ids))
         self._text = SuffixIndex(options.depth, 0)
