@@ -45,7 +45,7 @@ def _report(seed: int, outcome: Outcome) -> None:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/test-fuzz", description=__doc__)
-    parser.add_argument("--num-mutants", type=int, default=5000)
+    parser.add_argument("--num-mutants", type=int, default=4000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first mutant")
     parser.add_argument("--only", type=int, default=None, metavar="NUMBER", help="run this one and keep its files")

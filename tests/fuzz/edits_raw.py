@@ -104,6 +104,16 @@ def double_key(raw: bytearray, cuts: list[int], rng: Random) -> str:
     return f"{match.group()!r:.60} twice"
 
 
+def nest(raw: bytearray, cuts: list[int], rng: Random) -> str:
+    """A JSON number, so deep in lists that whoever recurses has no stack left."""
+    found = list(re.finditer(rb"-?\d+", raw[: 1 << 16]))
+    if not found:
+        return "nothing"
+    match, depth = rng.choice(found), rng.choice([200, 500, 900, 940, 980, 100_000])
+    raw[match.start() : match.end()] = b"[" * depth + match.group() + b"]" * depth
+    return f"{depth} lists at {match.start()}"
+
+
 def _place(raw: bytearray, cuts: list[int], rng: Random) -> int:
     """Somewhere, more often near the beginning of a part than by chance."""
     if not raw:
@@ -114,9 +124,9 @@ def _place(raw: bytearray, cuts: list[int], rng: Random) -> int:
 
 
 RAW_EDITS: list[RawEdit] = [
-    cut, cut, cut, append, flip_bits, set_bytes, set_number, set_number, set_digits, remove_run, copy_run, zero_run,
-    recode, double_key,
+    cut, cut, cut, append, flip_bits, set_bytes, set_number, set_number, remove_run, copy_run, zero_run,
 ]  # fmt: skip
+TEXT_EDITS: list[RawEdit] = [*RAW_EDITS, set_digits, set_digits, recode, double_key, nest]
 
 
 def move_file(files: dict[str, bytes], rng: Random) -> str:

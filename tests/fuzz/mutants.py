@@ -12,7 +12,7 @@ from tests.fuzz.bases_folder import folder_bases
 from tests.fuzz.bases_gguf import gguf_bases
 from tests.fuzz.edits_gguf import GGUF_EDITS
 from tests.fuzz.edits_json import edit_json, edit_safetensors, edit_source
-from tests.fuzz.edits_raw import RAW_EDITS, move_file
+from tests.fuzz.edits_raw import RAW_EDITS, TEXT_EDITS, move_file
 from tests.fuzz.image import Image
 from tests.fuzz.parts import Base, Json, Part, Safetensors, pack
 
@@ -66,7 +66,8 @@ def make_mutant(seed: int, number: int) -> Mutant:
     for _ in range(kinds.count("raw")):
         name = _weighted_name(list(files), rng)
         raw = bytearray(files[name])
-        edits.append(f"{name}: {rng.choice(RAW_EDITS)(raw, packed[name][1], rng)}")
+        edit = rng.choice(TEXT_EDITS if name.endswith((".json", ".jinja")) else RAW_EDITS)
+        edits.append(f"{name}: {edit(raw, packed[name][1], rng)}")
         files[name] = bytes(raw)
     edits += [move_file(files, rng) for _ in range(kinds.count("file"))]
     return Mutant(number, base.name, files, base.entry, tuple(edits))

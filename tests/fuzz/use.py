@@ -20,6 +20,7 @@ import forerun.models.bound as bound
 import forerun.models.template_sandbox as template_sandbox
 from forerun.engine.llm import LLM
 from forerun.errors import ConfigError, EngineFault, ForerunError, LoadError, RequestError
+from forerun.models.tokenizer import Tokenizer
 from forerun.ops.base import Weight
 from forerun.ops.native import ISA_VARIABLE
 from forerun.types import SamplingParams
@@ -33,6 +34,7 @@ TEXTS = [
     "x" * 40 + " " * 60 + "\n\n\t" + "1" * 40,
     "<|im_end|>\n<s> </s><|im_start|>system\n<tool> <0x41> <unk>▁▁",
 ]
+STRANGE = "\U0010fffd \u0378 \U0001f9ff x"  # characters that no small vocabulary has
 CONVERSATIONS: list[list[dict[str, Any]]] = [
     [{"role": "user", "content": "Hello <|im_end|>"}],
     [
@@ -42,6 +44,8 @@ CONVERSATIONS: list[list[dict[str, Any]]] = [
         {"role": "user", "content": "And 日本?"},
     ],
 ]
+
+_QUANTS = ["auto"] * 7 + ["f32", "bf16", "q8", "q4"]
 
 How = Literal["works", "refused"]
 
@@ -64,13 +68,13 @@ def use_model(folder: Path, entry: str, number: int = 0) -> Verdict:
     Args:
         folder: where its files lie.
         entry: the file to open, "" for the folder.
-        number: of the mutant, which chooses the instruction set and the number of threads.
+        number: of the mutant, which chooses instruction set, threads and how weights and cache are kept.
     Raises:
         Fault: an error that nobody raised on purpose, or a message that can't be shown.
     """
     errors: list[str] = []
     with _settings(number):
-        llm = _attempt(errors, folder, lambda: LLM(folder / entry, threads=2 if number % 8 == 0 else 1))
+        llm = _attempt(errors, folder, lambda: _open(folder / entry, number))
         if llm is None:
             return Verdict("refused", tuple(errors))
         prompt = [llm.config.vocab_size - 1, 0]
@@ -81,6 +85,12 @@ def use_model(folder: Path, entry: str, number: int = 0) -> Verdict:
             _attempt(errors, folder, lambda messages=messages: llm.encode_messages(messages))
         _attempt(errors, folder, lambda: _generate(llm, prompt[:12]))
     return Verdict("works", tuple(errors))
+
+
+def _open(path: Path, number: int) -> LLM:
+    """In various ways, most often as the file has it."""
+    quant = _QUANTS[number // 3 % len(_QUANTS)]
+    return LLM(path, quant=quant, kv="f32" if number % 5 == 0 else "f16", threads=2 if number % 8 == 0 else 1)
 
 
 def _attempt(errors: list[str], folder: Path, action: Callable[[], Any]) -> Any:
@@ -115,10 +125,18 @@ def _encoded(llm: LLM, text: str) -> list[int]:
     ids = list(llm.encode(text))
     if not all(type(i) is int and 0 <= i < tokenizer.vocab_size for i in ids):
         raise Fault(f"ids outside the vocabulary: {ids[:20]}")
+    # What is unknown is a control token that any text can become.
+    forged = _control_ids(tokenizer, text) - _control_ids(tokenizer, STRANGE)
+    if forged:
+        raise Fault(f"the text {text!r} became the control tokens {sorted(forged)[:9]} (F049)")
     tokenizer.encode(text, allow_special=True)
     for skip_special in (True, False):
         tokenizer.decode(ids, skip_special).encode()
     return ids
+
+
+def _control_ids(tokenizer: Tokenizer, text: str) -> frozenset[int]:
+    return tokenizer.special_ids.intersection(tokenizer.encode(text, add_bos=False))
 
 
 def _generate(llm: LLM, prompt: list[int]) -> None:
@@ -135,7 +153,7 @@ def _settings(number: int) -> Iterator[None]:
     before = os.environ.get(ISA_VARIABLE)
     os.environ[ISA_VARIABLE] = isas[number % len(isas)]
     bound.create_executor = lambda backend, config, build: create_executor(  # type: ignore[assignment]
-        backend, config, lambda ops: build(_OwnMemory(ops))
+        backend, config, lambda ops: build(_OwnMemory(ops, number))
     )
     template_sandbox.MAX_RENDER_S = 0.5
     try:
@@ -151,11 +169,13 @@ def _settings(number: int) -> Iterator[None]:
 class _OwnMemory:
     """Hands an `Ops` every weight in an allocation of exactly its size.
 
-    In a mapped file the bytes around a tensor can be read, too. Here a sanitizer sees whoever does.
+    In a mapped file the bytes around a tensor can be read, too. Here a sanitizer sees whoever reads past its end. Each
+    lies at any address, as in a file.
     """
 
-    def __init__(self, ops: Any) -> None:
+    def __init__(self, ops: Any, address: int) -> None:
         self._ops = ops
+        self._address = address % 8
         self._copies: dict[int, tuple[Weight, Weight]] = {}
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -168,5 +188,7 @@ class _OwnMemory:
         if not isinstance(value, Weight):
             return value
         if id(value) not in self._copies:
-            self._copies[id(value)] = (value, replace(value, data=np.array(value.data)))
+            data = np.empty(self._address + value.data.size, np.uint8)[self._address :]
+            data[:] = value.data
+            self._copies[id(value)] = (value, replace(value, data=data))
         return self._copies[id(value)][1]

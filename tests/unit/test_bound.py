@@ -24,3 +24,14 @@ def test_a_weight_that_can_not_be_packed_names_file_and_tensor(tmp_path: Path) -
         LoadError, match=r"model\.gguf: tensor token_embd\.weight can't be packed: a Q4_0 scale is above"
     ):
         LLM(path, threads=1)
+
+
+def test_a_weight_that_can_not_be_converted_names_file_and_tensor(tmp_path: Path) -> None:
+    image = gguf_model("llama", "smollm", "f16")
+    image.tensors[0].data = b"\xff\xff" + image.tensors[0].data[2:]
+    path = tmp_path / "model.gguf"
+    path.write_bytes(image.pack()[0])
+    with pytest.raises(
+        LoadError, match=r"model\.gguf: tensor token_embd\.weight holds a value that is not a finite number"
+    ):
+        LLM(path, quant="q8", threads=1)

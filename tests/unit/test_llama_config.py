@@ -140,7 +140,7 @@ def test_parts_much_wider_than_the_hidden_state(tmp_path: Path) -> None:
         "attention.head_count_kv": 2,
         "attention.key_length": 160,
     }
-    with pytest.raises(LoadError, match="heads of 320 numbers are not supported with a hidden size of 1, at most 256"):
+    with pytest.raises(LoadError, match="heads of 320 numbers are not supported with a hidden size of 1, at most 32"):
         load(tmp_path, **sizes | {"attention.value_length": 160, "rope.dimension_count": 160})
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from forerun.errors import LoadError
 from forerun.kv.pages import num_pages_for
 from forerun.models.chat_template import ChatTemplate
 from forerun.models.config import ModelConfig
-from forerun.models.loader import LoadedModel, load_model
+from forerun.models.loader import LoadedModel, load_model, named
 from forerun.models.pull import resolve_model
 from forerun.models.tokenizer import Tokenizer
 from forerun.ops import ExecutorConfig, create_executor
@@ -74,7 +72,7 @@ def bind_model(loaded: LoadedModel, settings: BindSettings, max_len: int) -> Bou
         ConfigError: a setting is out of range, or the backend is not available.
         LoadError: the tokenizer, the template or a weight can't be used; names the file.
     """
-    with _named(loaded.path):
+    with named(loaded.path):
         tokenizer = loaded.read_tokenizer()
         chat_template = loaded.read_chat_template(tokenizer)
     config = loaded.config
@@ -89,17 +87,6 @@ def bind_model(loaded: LoadedModel, settings: BindSettings, max_len: int) -> Bou
         num_threads=settings.threads,
         device=settings.device,
     )
-    with _named(loaded.path):
+    with named(loaded.path):
         executor = create_executor(settings.backend, executor_config, loaded.forward)
     return BoundModel(loaded.path, config, tokenizer, chat_template, executor, max_len)
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Puts the model's path before what is wrong with a part of it, unless it is named already."""
-    try:
-        yield
-    except LoadError as error:
-        if str(path) in str(error):
-            raise
-        raise LoadError(f"{path}: {error}") from error

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from forerun.errors import LoadError
+from forerun.errors import LoadError, shown
 from forerun.models.gguf_header import GgufHeader, MetadataValue, read_header
 from forerun.ops.base import Weight
 
@@ -102,8 +102,8 @@ def _require_agreement(parts: list[GgufHeader], num_tensors: int) -> None:
 def _split_value(header: GgufHeader, key: str, maximum: int) -> int:
     value = header.metadata.get(key)
     if type(value) is not int or not 0 <= value <= maximum:
-        shown = "missing" if value is None else f"{value!r:.40}"
-        raise LoadError(f"{header.path} is malformed: {key} is {shown}, but must be a number from 0 to {maximum}")
+        found = "missing" if value is None else shown(value)
+        raise LoadError(f"{header.path} is malformed: {key} is {found}, but must be a number from 0 to {maximum}")
     return value
 
 

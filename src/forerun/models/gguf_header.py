@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.errors import LoadError
+from forerun.errors import LoadError, shown
 from forerun.ops.formats import FORMATS, row_bytes
 
 MetadataValue = str | int | float | bool | list[str] | list[int] | list[float] | list[bool]
@@ -54,7 +54,7 @@ _SCALARS: Mapping[int, np.dtype[Any]] = {
 _MIN_METADATA_BYTES = 8 + 1 + 4 + 1
 _MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
 _MAX_ARRAY_LEN = 1 << 22  # entries of one array; the largest vocabularies have a sixteenth of it
-_MAX_NAME_LEN = 1024  # characters of a key or tensor name; real ones have less than a hundred
+_MAX_NAME_LEN = 512  # characters of a key or tensor name; real ones have less than a hundred
 
 # Names of the tensor types; those whose lower-case name is in FORMATS can be read.
 TENSOR_TYPES: Mapping[int, str] = {
@@ -70,7 +70,7 @@ class TensorInfo:
     """An entry of the table of tensors, not yet compared with the size of the file.
 
     Attributes:
-        name: of 1 to 1024 printable characters.
+        name: of 1 to 512 printable characters.
         shape: (N, K); a vector of K numbers is a matrix of shape (1, K).
         format: a key of `ops.formats.FORMATS`.
         offset: of its first byte, from the start of the tensor data.
@@ -275,7 +275,7 @@ def _dtype(cursor: _Cursor, kind: int, what: str) -> np.dtype[Any]:
 def _alignment(path: Path, metadata: Mapping[str, MetadataValue]) -> int:
     alignment = metadata.get(ALIGNMENT_KEY, DEFAULT_ALIGNMENT)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-        raise LoadError(f"{path} is malformed: {ALIGNMENT_KEY} is {alignment!r:.40}, but must be a power of two")
+        raise LoadError(f"{path} is malformed: {ALIGNMENT_KEY} is {shown(alignment)}, but must be a power of two")
     return alignment
 
 

@@ -215,7 +215,7 @@ def _text_part(where: str, data: Mapping[str, Any]) -> tuple[str, JsonKeys, bool
         model_type = keys.text("model_type")
     if model_type not in MODEL_TYPES:
         known = ", ".join(sorted([*MODEL_TYPES, *_WITH_TEXT_PART]))
-        raise keys.fail("model_type", f"is {model_type!r:.80}, which is not supported; supported: {known}")
+        raise keys.fail("model_type", f"is {shown(model_type)}, which is not supported; supported: {known}")
     return model_type, keys, is_part
 
 
@@ -238,7 +238,7 @@ def _activation(keys: JsonKeys) -> Activation:
     key = "hidden_activation" if keys.get("hidden_activation") is not None else "hidden_act"
     name = keys.text(key)
     if name not in _ACTIVATIONS:
-        raise keys.fail(key, f"is {name!r:.80}, but must be one of {', '.join(_ACTIVATIONS)}")
+        raise keys.fail(key, f"is {shown(name)}, but must be one of {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]
 
 

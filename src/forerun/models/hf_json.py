@@ -44,7 +44,7 @@ def parse_object(text: str | bytes, what: str) -> dict[str, Any]:
         text = text.decode("utf-8") if isinstance(text, bytes) else text
         data = json.loads(text, object_pairs_hook=_unique)
     except _Twice as error:
-        raise LoadError(f"{what} is malformed: key {error.key[:80]!r} occurs twice") from None
+        raise LoadError(f"{what} is malformed: key {shown(error.key)} occurs twice") from None
     except (ValueError, RecursionError) as error:
         raise LoadError(f"{what} is not valid JSON: {one_line(error)}") from error
     if not isinstance(data, dict):
@@ -85,7 +85,7 @@ class JsonKeys:
 
     def fail(self, key: str, problem: str) -> LoadError:
         """An error about a key, to raise."""
-        return LoadError(f"{self.where}: key {key} {problem}")
+        return LoadError(f"{self.where}: key {one_line(key, 80)} {problem}")
 
     def size(self, key: str, *, default: int | None = None, limit: int = MAX_POSITION) -> int:
         """A whole number from 1 to limit."""
@@ -132,4 +132,4 @@ class JsonKeys:
             return None
         if not isinstance(value, dict):
             raise self.fail(key, f"is {shown(value)}, but must be an object")
-        return JsonKeys(f"{self.where}: {key}", value, {})
+        return JsonKeys(f"{self.where}: {one_line(key, 80)}", value, {})

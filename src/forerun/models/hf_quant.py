@@ -70,7 +70,7 @@ def _gptq(keys: JsonKeys) -> Packing:
     _require(keys, "pack_dtype", ("int32",))
     for pattern in _object(keys, "dynamic"):
         if not pattern.startswith("-:"):  # those name what is not quantised, which shows in the tensors
-            raise keys.fail("dynamic", f"has settings of its own for {pattern!r:.80}, which is not supported")
+            raise keys.fail("dynamic", f"has settings of its own for {shown(pattern)}, which is not supported")
     return Packing(
         method="gptq",
         num_bits=_bits(keys, "bits", (4, 8)),

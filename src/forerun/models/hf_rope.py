@@ -53,7 +53,7 @@ def rope_settings(config: JsonKeys, layer_type: str | None) -> JsonKeys:
         base = data.get("rope_theta", base)
     if layer_type and stated and data and all(isinstance(entry, dict) for entry in data.values()):
         if unknown := sorted(data.keys() - {FULL, SLIDING}):
-            raise config.fail(key, f"has settings for {unknown[0]!r:.40}, which is not supported")
+            raise config.fail(key, f"has settings for {shown(unknown[0])}, which is not supported")
         part = stated.part(layer_type)
         data = dict(part.data) if part else {}
     elif layer_type == SLIDING:
@@ -106,7 +106,7 @@ def _kind(settings: JsonKeys, is_phi3: bool) -> str:
         raise settings.fail("rope_type", f"is {shown(kind)}, but must be one of {', '.join(_OWN_KEYS)}")
     for key, value in settings.data.items():
         if value is not None and key not in _COMMON | _OWN_KEYS[kind]:
-            raise settings.fail(key[:80], f"is not supported for rope_type {kind}")
+            raise settings.fail(key, f"is not supported for rope_type {kind}")
     return kind
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import LoadError, shown
+from forerun.errors import LoadError, one_line, shown
 from forerun.models.chat_template import ChatTemplate
 from forerun.models.hf_json import parse_object, read_object, read_text
 from forerun.models.tokenizer import Tokenizer
@@ -56,12 +56,14 @@ def read_chat_template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | Non
         return None
     source = stated
     if isinstance(stated, list):
-        named = {str(entry.get("name")): entry.get("template") for entry in reversed(stated) if isinstance(entry, dict)}
+        entries = [
+            entry for entry in reversed(stated) if isinstance(entry, dict) and isinstance(entry.get("name"), str)
+        ]
+        named = {entry["name"]: entry.get("template") for entry in entries}
         source = named.get("default")
         if source is None:
-            raise LoadError(
-                f"chat_template in {_TOKENIZER_CONFIG} has {', '.join(sorted(named)) or 'nothing'}, but no default"
-            )
+            found = one_line(", ".join(sorted(named)), 80) or "nothing"
+            raise LoadError(f"chat_template in {_TOKENIZER_CONFIG} has {found}, but no default")
     if not isinstance(source, str):
         raise LoadError(f"chat_template in {_TOKENIZER_CONFIG} is {shown(source)}, but must be a string")
     return ChatTemplate.for_tokenizer(source, tokenizer)

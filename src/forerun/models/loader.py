@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import get_args
 
-from forerun.errors import ConfigError
+from forerun.errors import ConfigError, LoadError
 from forerun.models.chat_template import ChatTemplate
 from forerun.models.config import ModelConfig
 from forerun.models.decoder import DecoderWeights, build_weights, forward, tensor_shapes
@@ -77,7 +78,8 @@ def load_model(path: Path, quant: str = AUTO_QUANT, max_len: int | None = None) 
     """
     choice = parse_quant(quant)
     model = open_folder(path, max_len) if path.is_dir() else _open_gguf(path, max_len)
-    weights = build_weights(WeightSource(model.tensors, choice), model.family, model.config)
+    with named(path):
+        weights = build_weights(WeightSource(model.tensors, choice), model.family, model.config)
     matrices, vectors = list(weights.matrices()), list(weights.vectors())
     formats = Counter([weight.format for weight in matrices] + ["f32"] * len(vectors))
     return LoadedModel(
@@ -92,6 +94,17 @@ def load_model(path: Path, quant: str = AUTO_QUANT, max_len: int | None = None) 
         + sum(vector.size for vector in vectors),
         weight_bytes=sum(weight.data.nbytes for weight in matrices) + sum(vector.nbytes for vector in vectors),
     )
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Puts the model's path before what is wrong with a part of it, unless it is named already."""
+    try:
+        yield
+    except LoadError as error:
+        if str(path) in str(error):
+            raise
+        raise LoadError(f"{path}: {error}") from error
 
 
 def _open_gguf(path: Path, max_len: int | None) -> OpenModel:

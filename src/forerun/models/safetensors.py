@@ -19,7 +19,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from forerun.errors import LoadError
+from forerun.errors import LoadError, shown
 from forerun.models.hf_json import parse_object, read_object
 from forerun.ops.base import Weight
 from forerun.ops.dequantise import UInt8Array
@@ -150,22 +150,25 @@ def _map(path: Path) -> mmap.mmap:
 
 
 def _read_span(path: Path, name: str, entry: Any) -> _Span:
-    if not name.isprintable() or not 0 < len(name) <= _MAX_NAME_CHARS:
-        raise LoadError(f"{path} is malformed: it has a tensor whose name is {name[:40]!r}")
+    if not _is_name(name):
+        raise LoadError(f"{path} is malformed: it has a tensor whose name is {shown(name)}")
     fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
     dtype, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
-        raise LoadError(f"{path}: tensor {name} has dtype {dtype!r:.40}, which is unknown")
+        raise LoadError(f"{path}: tensor {name} has dtype {shown(dtype)}, which is unknown")
     if not _are_sizes(shape) or len(shape) > _MAX_RANK:
-        raise LoadError(f"{path} is malformed: tensor {name} has shape {shape!r:.80}")
+        raise LoadError(f"{path} is malformed: tensor {name} has shape {_listed(shape)}")
     if not _are_sizes(offsets) or len(offsets) != 2:
-        raise LoadError(f"{path} is malformed: tensor {name} has data_offsets {offsets!r:.80}")
+        raise LoadError(f"{path} is malformed: tensor {name} has data_offsets {_listed(offsets)}")
     num_bytes = math.prod(shape) * _ITEM_BYTES[dtype]
     if offsets[1] - offsets[0] != num_bytes:
-        raise LoadError(
-            f"{path} is malformed: tensor {name} takes {num_bytes} bytes, but has data_offsets {offsets!r:.80}"
-        )
+        raise LoadError(f"{path} is malformed: tensor {name} takes {num_bytes} bytes, but has data_offsets {offsets}")
     return _Span(dtype, tuple(shape), offsets[0], num_bytes)
+
+
+def _listed(values: Any) -> str:
+    """What should be a short list of sizes, as a message shows it."""
+    return f"[{', '.join(map(shown, values))}]" if isinstance(values, list) and len(values) < 4 else shown(values)
 
 
 def _are_sizes(values: Any) -> TypeGuard[list[int]]:
@@ -191,17 +194,25 @@ def _read_index(path: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise LoadError(f"{path} is malformed: weight_map must say for each tensor in which file it is")
     for name, file_name in weight_map.items():
+        if not _is_name(name):
+            raise LoadError(f"{path} is malformed: weight_map has a tensor whose name is {shown(name)}")
         if not isinstance(file_name, str) or not _is_plain(file_name):
             raise LoadError(
-                f"{path}: weight_map puts tensor {name[:80]!r} in {file_name!r:.80}, "
+                f"{path}: weight_map puts tensor {name} in {shown(file_name)}, "
                 "but must name a .safetensors file in the same folder"
             )
     return dict(weight_map)
 
 
+def _is_name(name: str) -> bool:
+    """What can stand in a message."""
+    return name.isprintable() and 0 < len(name) <= _MAX_NAME_CHARS
+
+
 def _is_plain(file_name: str) -> bool:
     """The name of a file that can lie in no other folder."""
-    return file_name.isprintable() and not set(file_name) & set("/\\:") and file_name.endswith(".safetensors")
+    has_no_folder = not set(file_name) & set("/\\:")
+    return _is_name(file_name) and len(file_name) < 256 and has_no_folder and file_name.endswith(".safetensors")
 
 
 def _no_weights(folder: Path) -> LoadError:

@@ -20,10 +20,11 @@ MAX_POSITION = 2**31 - 1  # positions travel as int32
 # What a number that is no count can sensibly be; within these bounds no formula overflows.
 SMALLEST, LARGEST = 1e-13, 1e13
 
-# How much wider than the residual stream a part of a layer may be; real ones are 8 times as wide at most. Caches and
-# activations grow with the widths, files with their products: without this a small file of thin matrices costs
-# gigabytes.
-MAX_WIDTH_RATIO = 256
+# How many times as wide as the residual stream the parts of a layer may be; real ones are 4 and 8 times as wide at
+# most. Caches and activations grow with the widths, files with their products: without a bound, a small file of thin
+# matrices would cost gigabytes.
+MAX_HEADS_RATIO = 32
+MAX_INTERMEDIATE_RATIO = 256
 
 
 def check_widths(where: str, hidden_size: int, attention_width: int, intermediate_size: int) -> None:
@@ -35,12 +36,15 @@ def check_widths(where: str, hidden_size: int, attention_width: int, intermediat
         attention_width: numbers of all query heads.
         intermediate_size: of the gated feed-forward part.
     Raises:
-        LoadError: a part is more than `MAX_WIDTH_RATIO` times as wide.
+        LoadError: a part is more times as wide than is supported.
     """
-    parts = (("heads", "are", attention_width), ("a feed-forward part", "is", intermediate_size))
-    for what, verb, width in parts:
-        if width > MAX_WIDTH_RATIO * hidden_size:
+    parts = (
+        ("heads", "are", attention_width, MAX_HEADS_RATIO),
+        ("a feed-forward part", "is", intermediate_size, MAX_INTERMEDIATE_RATIO),
+    )
+    for what, verb, width, ratio in parts:
+        if width > ratio * hidden_size:
             raise LoadError(
                 f"{where}: {what} of {width} numbers {verb} not supported with a hidden size of {hidden_size}, "
-                f"at most {MAX_WIDTH_RATIO} times as many are"
+                f"at most {ratio} times as many are"
             )
