@@ -13,6 +13,7 @@ from forerun.errors import LoadError, RequestError
 from forerun.models.tokenizer import Tokenizer
 from forerun.models.tokenizer_components import check_components, steps_of
 from forerun.models.tokenizer_library import library_errors
+from forerun.models.tokenizer_pre import PRE_RULES
 from tests.fuzz.vocabularies import json_vocabulary
 
 
@@ -76,6 +77,12 @@ def test_steps_lie_in_sequences() -> None:
 def test_what_costs_too_much_is_refused(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(LoadError, match=why):
         read(**changes)
+
+
+@pytest.mark.parametrize("name", sorted(PRE_RULES))
+def test_expressions_of_known_families_are_fine(name: str) -> None:
+    splits = [{"type": "Split", "pattern": {"Regex": regex}} for regex in PRE_RULES[name].splits]
+    check_components(json_vocabulary("llama") | {"pre_tokenizer": {"type": "Sequence", "pretokenizers": splits}})
 
 
 def test_a_charsmap_may_lengthen_a_little() -> None:

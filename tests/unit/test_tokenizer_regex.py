@@ -11,7 +11,7 @@ from tokenizers import pre_tokenizers
 from forerun.models.tokenizer_pre import PRE_RULES
 from forerun.models.tokenizer_regex import HardRegexError, check_regex
 
-# Fine by the table of known rules, which isn't judged; a tokenizer.json that spells them out is refused.
+# They repeat what varies, in ways that a simple rule can't tell from harmful ones. Nobody judges what is in the table.
 TOO_HARD = frozenset(("afmoe", "exaone-moe", "superbpe"))
 
 

@@ -11,12 +11,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from forerun.errors import LoadError, shown
+from forerun.models.tokenizer_pre import PRE_RULES
 from forerun.models.tokenizer_regex import HardRegexError, check_regex
 
 MAX_STEPS = 32  # normalizers and pre-tokenizers; real files have at most six
 MAX_GROWTH = 256  # how many times longer they may make a text together
 MAX_PIECE_CHARS = 1024  # of a piece that is looked for at every place of a text
 MAX_WORD_CHARS = 1000  # of a word of which all parts are looked up
+# What known families have is harmless where no simple rule can tell it, too.
+_KNOWN_REGEXES = frozenset(regex for rule in PRE_RULES.values() for regex in rule.splits)
 _BYTE_GROWTH = 4  # bytes of a character, each of which becomes one
 
 
@@ -66,7 +69,7 @@ def _objects(tree: Any) -> list[dict[str, Any]]:
 
 def _check_pattern(part: Mapping[str, Any]) -> None:
     regex = part.get("Regex")
-    if isinstance(regex, str):
+    if isinstance(regex, str) and regex not in _KNOWN_REGEXES:
         try:
             check_regex(regex)
         except HardRegexError as error:

@@ -4,7 +4,7 @@ The library's matcher backtracks: where an expression can split a stretch of tex
 match, it tries them all, which takes exponential time. So expressions are read here, in Oniguruma's syntax (its
 `doc/RE`), before any text is. Refused is what repeats something that varies by itself, which is where exponents come
 from, more than `MAX_DEGREE` repeats before something that can fail, and what refers to other parts of the expression.
-Every expression in `tokenizer_pre` is fine.
+Nearly every expression in `tokenizer_pre` is fine.
 
 From each of its places, a text of n equal characters takes n ** d steps where d repeats without a limit stand before
 something that can fail. Repeats at the end of an expression can't fail any more.
