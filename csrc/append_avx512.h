@@ -9,8 +9,8 @@
 namespace forerun {
 namespace {
 
-// Transposes 16 x 16 words. In: tokens[i] has 16 dimensions of token i. Out: rows[d] has dimension d of all tokens in its
-// lower half, dimension 8 + d in its upper half.
+// Transposes 16 x 16 words. In: tokens[i] has 16 dimensions of token i. Out: rows[d] has dimension d of all tokens in
+// its lower half, dimension 8 + d in its upper half.
 inline void transpose_words(const __m256i (&tokens)[16], __m512i (&rows)[8]) {
   __m512i x[8], y[8];
 #pragma GCC unroll 8
@@ -46,8 +46,10 @@ inline void append_keys_avx512(const KvLayer& kv, int page, int lane, int num_to
   for (int d = 0; d < kv.head_dim; d += 16) {
     __m256i tokens[16];
     for (int i = 0; i < 16; i++) tokens[i] = _mm256_setzero_si256();
-    for (int i = 0; i < num_tokens; i++)
-      tokens[lane + i] = _mm512_cvtps_ph(_mm512_loadu_ps(k + static_cast<size_t>(i) * ldk + d), _MM_FROUND_TO_NEAREST_INT);
+    for (int i = 0; i < num_tokens; i++) {
+      const __m512 token = _mm512_loadu_ps(k + static_cast<size_t>(i) * ldk + d);
+      tokens[lane + i] = _mm512_cvtps_ph(token, _MM_FROUND_TO_NEAREST_INT);
+    }
     __m512i rows[8];
     transpose_words(tokens, rows);
     uint16_t* out = keys + static_cast<size_t>(d) * kPageTokens;

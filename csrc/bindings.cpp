@@ -121,9 +121,11 @@ NB_MODULE(_native, m) {
               throw std::invalid_argument("a matrix of " + std::to_string(need) + " bytes has " +
                                           std::to_string(data.size()));
             if (rows) {
-              if (rows->size() != static_cast<size_t>(outputs)) throw std::invalid_argument("one source row per output");
+              if (rows->size() != static_cast<size_t>(outputs))
+                throw std::invalid_argument("one source row per output");
               for (size_t i = 0; i < rows->size(); i++)
-                if (rows->data()[i] < 0 || rows->data()[i] >= outputs) throw std::invalid_argument("no such source row");
+                if (rows->data()[i] < 0 || rows->data()[i] >= outputs)
+                  throw std::invalid_argument("no such source row");
             }
             nb::gil_scoped_release release;
             return p.add_matrix(source, outputs, inputs, data.data(), rows ? rows->data() : nullptr);
@@ -139,7 +141,8 @@ NB_MODULE(_native, m) {
       .def("add_rope", &Program::add_rope, nb::arg("inv_freq"), nb::arg("magnitude"))
       .def("add", &add_instr, nb::arg("op"), nb::arg("in_"), nb::arg("residual"), nb::arg("out"), nb::arg("weights"),
            nb::arg("norm"), nb::arg("eps"), nb::arg("bias"), nb::arg("activation"), nb::arg("layer"), nb::arg("scale"),
-           nb::arg("order"), nb::arg("rope"), nb::arg("q_norm"), nb::arg("k_norm"), nb::arg("qk_eps"), nb::arg("window"))
+           nb::arg("order"), nb::arg("rope"), nb::arg("q_norm"), nb::arg("k_norm"), nb::arg("qk_eps"),
+           nb::arg("window"))
       .def("forward", &forward, nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
            nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
            nb::arg().noconvert(), nb::arg().noconvert())

@@ -62,7 +62,7 @@ template <Format F>
 inline Scales<F> load_scales(const uint8_t* tile, size_t g) {
   Scales<F> s;
   const uint8_t* own = tile + scales_at(F, g);
-  const uint8_t* halfs = is_super(F) ? tile + scales_at(F, g / kSuperGroups * kSuperGroups) - super_bytes(F) : own;
+  const uint8_t* halfs = tile + supers_at(F, g);
   s.scale = load_half16(halfs);
   if constexpr (has_min(F)) s.min = load_half16(halfs + 32);
   if constexpr (is_halved(F)) {

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "counts.h"
+#include "gemm_float.h"
 #include "half.h"
 #include "layout.h"
 
@@ -65,7 +67,8 @@ inline void rms_norm_rows(const float* const* x, const float* w, float eps, int 
   }
   for (int i = 0; i < n; i += 16) {
     V weight = V::load(w + i);
-    for (int r = 0; r < R; r++) mul(mul(V::load(x[r] + i), acc[r]), weight).store(out + static_cast<size_t>(r) * ldo + i);
+    for (int r = 0; r < R; r++)
+      mul(mul(V::load(x[r] + i), acc[r]), weight).store(out + static_cast<size_t>(r) * ldo + i);
   }
 }
 
@@ -209,8 +212,8 @@ void append_values_as(const KvLayer& kv, int page, int lane, int num_tokens, int
 }
 
 template <class V>
-void append_values(const KvLayer& kv, int page, int lane, int num_tokens, int kv_head, int begin, int end, const float* v,
-                   size_t ldv) {
+void append_values(const KvLayer& kv, int page, int lane, int num_tokens, int kv_head, int begin, int end,
+                   const float* v, size_t ldv) {
   if (kv.is_f32)
     append_values_as<V, float>(kv, page, lane, num_tokens, kv_head, begin, end, v, ldv);
   else
@@ -250,20 +253,6 @@ inline PageRef<E> page_at(const KvLayer& kv, int kv_head, int page) {
 template <class V>
 constexpr int chains_for(int num_pairs) {
   return V::kAttendChains / num_pairs >= 4 ? 4 : V::kAttendChains / num_pairs >= 2 ? 2 : 1;
-}
-
-template <int P>
-struct Count {
-  static constexpr int value = P;
-};
-
-// Calls f(Count<num>), 1 <= num <= P, so that the number of pairs is a constant inside.
-template <int P, class F>
-inline void with_count(int num, F f) {
-  if constexpr (P > 1) {
-    if (num < P) return with_count<P - 1>(num, f);
-  }
-  f(Count<P>{});
 }
 
 // scores[kScoreStride * pair][16 * page] for P pairs and N pages at once: one FMA chain over d per score. Fetches the
@@ -580,50 +569,6 @@ bool largest(const float* x, int n, float* value) {
   return sum == 0.0f;
 }
 
-// ---- float weights -------------------------------------------------------------------------------------------------
-
-template <class V, int MR, int RB>
-inline void gemm_f32_block(const PackedMatrix& w, int tile, const float* x, size_t ldx, float* out, size_t ldo) {
-  V acc[MR][RB];
-  for (int m = 0; m < MR; m++)
-    for (int r = 0; r < RB; r++) acc[m][r] = V::set1(0.0f);
-  const float* tiles[RB];
-  for (int r = 0; r < RB; r++) tiles[r] = reinterpret_cast<const float*>(w.tile(tile + r));
-  for (int k = 0; k < w.inputs; k++) {
-    V wv[RB];
-    for (int r = 0; r < RB; r++) wv[r] = V::load(tiles[r] + static_cast<size_t>(k) * 16);
-    for (int m = 0; m < MR; m++) {
-      V xv = V::set1(x[m * ldx + k]);
-      for (int r = 0; r < RB; r++) acc[m][r] = fma(xv, wv[r], acc[m][r]);
-    }
-  }
-  for (int m = 0; m < MR; m++)
-    for (int r = 0; r < RB; r++) acc[m][r].store(out + m * ldo + 16 * r);
-}
-
-template <class V, int MR>
-void gemm_f32_rows(const PackedMatrix& w, int tile, int num_tiles, const float* x, size_t ldx, float* out, size_t ldo) {
-  constexpr int RB = V::kChains / MR >= 4 ? 4 : V::kChains / MR >= 2 ? 2 : 1;
-  int i = 0;
-  for (; i + RB <= num_tiles; i += RB) gemm_f32_block<V, MR, RB>(w, tile + i, x, ldx, out + 16 * i, ldo);
-  for (; i < num_tiles; i++) gemm_f32_block<V, MR, 1>(w, tile + i, x, ldx, out + 16 * i, ldo);
-}
-
-template <class V>
-void gemm_f32(const PackedMatrix& w, int tile, int num_tiles, const float* x, size_t ldx, int mr, float* out,
-              size_t ldo) {
-  switch (mr) {
-    case 1: return gemm_f32_rows<V, 1>(w, tile, num_tiles, x, ldx, out, ldo);
-    case 2: return gemm_f32_rows<V, 2>(w, tile, num_tiles, x, ldx, out, ldo);
-    case 3: return gemm_f32_rows<V, 3>(w, tile, num_tiles, x, ldx, out, ldo);
-    case 4: return gemm_f32_rows<V, 4>(w, tile, num_tiles, x, ldx, out, ldo);
-    case 5: return gemm_f32_rows<V, 5>(w, tile, num_tiles, x, ldx, out, ldo);
-    case 6: return gemm_f32_rows<V, 6>(w, tile, num_tiles, x, ldx, out, ldo);
-    case 7: return gemm_f32_rows<V, 7>(w, tile, num_tiles, x, ldx, out, ldo);
-    default: return gemm_f32_rows<V, 8>(w, tile, num_tiles, x, ldx, out, ldo);
-  }
-}
-
 // ---- plain C++, the same for all ------------------------------------------------------------------------------------
 
 // The code at a byte of a quad vector of a group, as the file has it.
@@ -647,11 +592,7 @@ struct LaneScale {
 
 inline LaneScale lane_scale(Format format, const uint8_t* tile, int g, int lane) {
   const uint8_t* own = tile + scales_at(format, static_cast<size_t>(g));
-  const uint16_t* halfs = reinterpret_cast<const uint16_t*>(own);
-  if (is_super(format)) {
-    const size_t first = static_cast<size_t>(g / kSuperGroups * kSuperGroups);
-    halfs = reinterpret_cast<const uint16_t*>(tile + scales_at(format, first) - super_bytes(format));
-  }
+  const uint16_t* halfs = reinterpret_cast<const uint16_t*>(tile + supers_at(format, static_cast<size_t>(g)));
   LaneScale out{};
   out.d = out.scale = half_to_float(halfs[lane]);
   if (has_min(format)) out.min = half_to_float(halfs[16 + lane]);
@@ -664,12 +605,19 @@ inline LaneScale lane_scale(Format format, const uint8_t* tile, int g, int lane)
   return out;
 }
 
+// Input k of one row of a tile of floats.
+inline float float_at(Format format, const uint8_t* tile, int k, int lane) {
+  const uint8_t* p = tile + float_index(format, k, lane) * float_bytes(format);
+  if (format == Format::F16) return half_to_float(*reinterpret_cast<const uint16_t*>(p));
+  if (format == Format::BF16) return bf16_to_float(*reinterpret_cast<const Bf16*>(p));
+  return *reinterpret_cast<const float*>(p);
+}
+
 inline void dequantise_row(const PackedMatrix& w, int n, float* out) {
   const uint8_t* tile = w.tile(n / kTileRows);
   const int lane = n % kTileRows;
-  if (w.format == Format::F32) {
-    const float* values = reinterpret_cast<const float*>(tile);
-    for (int k = 0; k < w.inputs; k++) out[k] = values[static_cast<size_t>(k) * kTileRows + lane];
+  if (is_float(w.format)) {
+    for (int k = 0; k < w.inputs; k++) out[k] = float_at(w.format, tile, k, lane);
     return;
   }
   const int offset = w.format == Format::Q8 ? 128 : w.format == Format::Q5 ? 16 : is_halved(w.format) ? 32 : 0;
@@ -690,7 +638,7 @@ KernelTable float_kernel_table(const char* name) {
   table.name = name;
   table.rms_norm = rms_norm<V>;
   table.quantise_rows = quantise_rows<V>;
-  table.gemm_f32 = gemm_f32<V>;
+  table.gemm_float = gemm_float<V>;
   table.is_finite = is_finite<V>;
   table.dequantise_row = dequantise_row;
   table.silu_mul = silu_mul<V>;

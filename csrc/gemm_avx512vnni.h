@@ -4,6 +4,7 @@
 
 #include "decode_avx512.h"
 #include "gemm_blocks.h"
+#include "prefetch.h"
 
 namespace forerun {
 namespace {
@@ -14,11 +15,12 @@ inline __m512i broadcast_quad(const int8_t* p) {
   return _mm512_set1_epi32(word);
 }
 
-// Weights are fetched ahead of their use: a tile group is a few dozen cycles of work, far less than the latency of memory, so
-// the hardware's own prefetcher alone leaves the two adding up instead of overlapping.
+// Weights are fetched ahead of their use: a tile group is a few dozen cycles of work, far less than the latency of
+// memory, so the hardware's own prefetcher alone leaves the two adding up instead of overlapping.
 //
-// Few rows wait for memory only, and for them the nearest cache is the best. More rows leave little time for it: fetches to
-// L1 in one stream would wait for its few line buffers, with the load ports behind them, so those go further ahead and to L2.
+// Few rows wait for memory only, and for them the nearest cache is the best. More rows leave little time for it:
+// fetches to L1 in one stream would wait for its few line buffers, with the load ports behind them, so those go further
+// ahead and to L2.
 template <int MR>
 constexpr bool kIsFetchedToL1 = MR <= 4;
 template <int MR>
@@ -27,9 +29,9 @@ constexpr size_t kFetchBytes = kIsFetchedToL1<MR> ? 2048 : 8192;
 template <int MR>
 inline void fetch(const uint8_t* p) {
   if constexpr (kIsFetchedToL1<MR>)
-    _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
-  else  // stays where it is written; compilers gather what nothing depends on at the top of the loop
-    asm volatile("prefetcht1 %0" ::"m"(*p));
+    fetch_to_l1(p);
+  else
+    fetch_to_l2(p);
 }
 
 // What the rows of one block of activations have in common with each tile.
@@ -56,8 +58,8 @@ inline void gemm_block(const PackedMatrix& w, int tile, const BlockActs& x, floa
   __m512 f[RB][MR];
   for (int r = 0; r < RB; r++)
     for (int m = 0; m < MR; m++) f[r][m] = _mm512_setzero_ps();
-  // A tile is fetched as the one stream that it is in memory, scales and codes alike, and past its end goes on with the tile
-  // that this stream takes next; so no line waits for memory but the very first.
+  // A tile is fetched as the one stream that it is in memory, scales and codes alike, and past its end goes on with the
+  // tile that this stream takes next; so no line waits for memory but the very first.
   size_t fetched = w.codes_at + kFetchBytes<MR>;
   for (int g = 0; g < w.groups; g++, fetched += kGroupBytes) {
     const uint8_t* ahead = tiles + (fetched < next ? fetched : fetched + (RB - 1) * next);
@@ -72,8 +74,9 @@ inline void gemm_block(const PackedMatrix& w, int tile, const BlockActs& x, floa
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
       if (j == 0 || (is_halved(F) && j == 2)) {
+        const int32_t* half_bias = x.half_bias + (2 * g + j / 2) * MR;
         for (int r = 0; r < RB; r++)
-          for (int m = 0; m < MR; m++) acc[r][m] = first_sum<F>(x.bias + g * MR + m, x.half_bias + (2 * g + j / 2) * MR + m);
+          for (int m = 0; m < MR; m++) acc[r][m] = first_sum<F>(x.bias + g * MR + m, half_bias + m);
       }
       __m512i lo[RB], hi[RB];
       for (int r = 0; r < RB; r++) {
@@ -112,7 +115,8 @@ constexpr int tiles_at_once() {
 
 struct Rows {
   template <Format F, int MR>
-  static void multiply(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts, int block, float* out, size_t ldo) {
+  static void multiply(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts, int block, float* out,
+                       size_t ldo) {
     constexpr int RB = tiles_at_once<MR>();
     const BlockActs x(acts, block);
     int t = 0;

@@ -1,4 +1,5 @@
-// IEEE half precision in plain integers; equals the F16C instructions bit for bit (round to nearest even, subnormals kept).
+// Floats of 16 bits in plain integers. IEEE half precision equals the F16C instructions bit for bit (round to nearest
+// even, subnormals kept).
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -20,6 +21,18 @@ static inline float half_to_float(uint16_t h) {
     int shift = __builtin_clz(mantissa) - 21;  // brings the leading one to bit 10
     bits = sign | ((113u - static_cast<uint32_t>(shift)) << 23) | (((mantissa << shift) & 0x3ffu) << 13);
   }
+  float out;
+  std::memcpy(&out, &bits, 4);
+  return out;
+}
+
+// The upper half of a float32.
+struct Bf16 {
+  uint16_t bits;
+};
+
+static inline float bf16_to_float(Bf16 x) {
+  const uint32_t bits = uint32_t{x.bits} << 16;
   float out;
   std::memcpy(&out, &bits, 4);
   return out;

@@ -94,8 +94,8 @@ inline void multiply_one(const int8_t* acts, const uint8_t* codes, int i) {
 
 using Dots = int32_t[kAmxRows * 16];
 
-// The integers of n products to dots[n]. A sums tile is stored three products after its own, when it is ready: 25 cycles a
-// product instead of 34.
+// The integers of n products to dots[n]. A sums tile is stored three products after its own, when it is ready: 25
+// cycles a product instead of 34.
 template <Format F>
 inline void multiply_groups(const int8_t* acts, const uint8_t* codes, int n, Dots* dots) {
   for (int i = 0; i < n + 3; i += 4) {
@@ -119,8 +119,8 @@ struct TileActs {
 
 // Folds the integers of group g into the chains: minimum first, then the scaled integer.
 template <int MR, Format F>
-__attribute__((always_inline)) inline void fold_group(const Dots* dots, const uint8_t* tile, const TileActs& x, size_t g,
-                                                      __m512 (&f)[MR]) {
+__attribute__((always_inline)) inline void fold_group(const Dots* dots, const uint8_t* tile, const TileActs& x,
+                                                      size_t g, __m512 (&f)[MR]) {
   const Scales<F> s = load_scales<F>(tile, g);
   const float *scale = x.scale + g * kAmxRows, *scaled_sum = x.scaled_sum + g * kAmxRows;
   const int32_t* bias = is_halved(F) ? x.half_bias + 2 * g * kAmxRows : x.bias + g * kAmxRows;
@@ -162,11 +162,12 @@ inline void prefetch_tile(const uint8_t* data, size_t bytes, int part, int parts
 
 // The first `rows` rows of one activation block, at most MR, times one tile. `codes` are the tile's as bytes.
 template <int MR, Format F>
-void multiply_tile(const uint8_t* tile, const uint8_t* codes, int groups, const Acts& acts, int block, int rows, float* out,
-                   size_t ldo) {
+void multiply_tile(const uint8_t* tile, const uint8_t* codes, int groups, const Acts& acts, int block, int rows,
+                   float* out, size_t ldo) {
   constexpr int kAtOnce = kProductsAtOnce / kProducts<F>;
   const size_t at = acts.group_at(block);
-  const TileActs x{acts.block_codes(block), acts.scale + at, acts.scaled_sum + at, acts.bias + at, acts.half_bias + 2 * at};
+  const TileActs x{acts.block_codes(block), acts.scale + at, acts.scaled_sum + at, acts.bias + at,
+                   acts.half_bias + 2 * at};
   alignas(64) Dots dots[kProductsAtOnce];
   const int turns = (groups + kAtOnce - 1) / kAtOnce;
   __m512 f[MR];
@@ -177,10 +178,10 @@ void multiply_tile(const uint8_t* tile, const uint8_t* codes, int groups, const 
   }
   for (int turn = 0, first = 0; turn < turns; turn++) {
     const int end = groups * (turn + 1) / turns, n = end - first;
-    multiply_groups<F>(x.codes + static_cast<size_t>(first) * kActsGroup, codes + static_cast<size_t>(first) * kCodesGroup,
-                       n * kProducts<F>, dots);
+    multiply_groups<F>(x.codes + static_cast<size_t>(first) * kActsGroup,
+                       codes + static_cast<size_t>(first) * kCodesGroup, n * kProducts<F>, dots);
     for (int i = 0; i < n; i++) {
-      // The next turn's, or after the last turn those of the next block: tile loads that wait for L2 cost about 7 % in all.
+      // The next turn's, or after the last turn those of the next block: tile loads that wait for L2 cost about 7 %.
       prefetch_acts<F>(x, static_cast<size_t>(end + i));
       fold_group<MR, F>(dots + i * kProducts<F>, tile, x, static_cast<size_t>(first + i), f);
     }
@@ -213,7 +214,8 @@ void gemm_format(const PackedMatrix& w, int tile, int num_tiles, const Acts& act
       const int rows = acts.block_size(block);
       if (rows != configured) configure(configured = rows, kProducts<F>);
       const auto multiply = rows <= 4 ? multiply_tile<4, F> : rows <= 8 ? multiply_tile<8, F> : multiply_tile<16, F>;
-      multiply(data, codes, w.groups, acts, block, rows, out + static_cast<size_t>(block) * kAmxRows * ldo + 16 * t, ldo);
+      float* to = out + static_cast<size_t>(block) * kAmxRows * ldo + 16 * t;
+      multiply(data, codes, w.groups, acts, block, rows, to, ldo);
     }
   }
   asm volatile("tilerelease");

@@ -54,7 +54,7 @@ struct Scales {
       return _mm256_cvtepi32_ps(is_halved(F) ? _mm256_cvtepi8_epi32(v) : _mm256_cvtepu8_epi32(v));
     };
     const uint8_t* own = tile + scales_at(F, g);
-    const uint8_t* halfs = is_super(F) ? tile + scales_at(F, g / kSuperGroups * kSuperGroups) - super_bytes(F) : own;
+    const uint8_t* halfs = tile + supers_at(F, g);
     scale = half8(halfs);
     if constexpr (has_min(F)) min = half8(halfs + 32);
     if constexpr (is_halved(F)) {
@@ -134,7 +134,8 @@ inline void gemm_half(const PackedMatrix& w, const uint8_t* tile, int rows, cons
 
 struct Rows {
   template <Format F, int MR>
-  static void multiply(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts, int block, float* out, size_t ldo) {
+  static void multiply(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts, int block, float* out,
+                       size_t ldo) {
     for (int t = 0; t < num_tiles; t++)
       for (int rows = 0; rows < 2; rows++)
         gemm_half<MR, F>(w, w.tile(tile + t), rows, acts, block, out + 16 * t, ldo);

@@ -6,8 +6,8 @@
 namespace forerun {
 namespace {
 
-// Integer dot product of the quads [begin, end) of one group, exact; `a` points at quad 0 of the row, quads `stride` bytes
-// apart.
+// Integer dot product of the quads [begin, end) of one group, exact; `a` points at quad 0 of the row, quads `stride`
+// bytes apart.
 int32_t quads_dot(Format format, const uint8_t* codes, int lane, const int8_t* a, size_t stride, int begin, int end) {
   const int offset = format == Format::Q8 ? 128 : format == Format::Q5 ? 16 : is_halved(format) ? 32 : 0;
   int32_t dot = 0;
@@ -17,8 +17,8 @@ int32_t quads_dot(Format format, const uint8_t* codes, int lane, const int8_t* a
 }
 
 // Adds a group to a chain: minimum first, then the scaled integer.
-float add_group(const PackedMatrix& w, const uint8_t* tile, int g, int lane, const int8_t* a, size_t stride, float scale,
-                float scaled_sum, float f) {
+float add_group(const PackedMatrix& w, const uint8_t* tile, int g, int lane, const int8_t* a, size_t stride,
+                float scale, float scaled_sum, float f) {
   const LaneScale s = lane_scale(w.format, tile, g, lane);
   const uint8_t* codes = tile + w.codes_at + static_cast<size_t>(g) * code_bytes(w.format);
   if (is_halved(w.format)) {

@@ -17,8 +17,8 @@ constexpr int kBlockPairs = 12;  // pairs that share a pass over a page, at most
 
 constexpr int kSuperGroups = 8;  // groups that share a K format's super-scales
 
-// How the weights of a matrix are packed; x is a code as the file has it. K formats keep two fp16 for eight groups and small
-// integers for each, whose products are exact in float32.
+// How the weights of a matrix are packed; x is a code as the file has it. K formats keep two fp16 for eight groups and
+// small integers for each, whose products are exact in float32.
 enum class Format : int {
   F32 = 0,
   Q8 = 1,   // w = scale * (x - 128)                            Q8_0, IQ4_NL
@@ -28,7 +28,18 @@ enum class Format : int {
   Q4K = 5,  // w = (d * scale) * x - (dmin * min)               Q4_K
   Q5K = 6,  // w = (d * scale) * x - (dmin * min)               Q5_K
   Q6K = 7,  // w = (d * scale of its half group) * (x - 32)     Q6_K, Q3_K
+  F16 = 8,
+  BF16 = 9,
 };
+
+constexpr bool is_float(Format f) { return f == Format::F32 || f == Format::F16 || f == Format::BF16; }
+// Bytes of a weight of a float format.
+constexpr size_t float_bytes(Format f) { return f == Format::F32 ? 4 : 2; }
+// Where input k of one output row lies in a tile of floats, counted in weights.
+constexpr size_t float_index(Format f, int k, int lane) {
+  const size_t input = static_cast<size_t>(k), row = static_cast<size_t>(lane);
+  return f == Format::BF16 ? input / 2 * 2 * kTileRows + 2 * row + input % 2 : input * kTileRows + row;
+}
 
 constexpr int code_bits(Format f) {
   return f == Format::Q4 || f == Format::Q4K ? 4 : f == Format::Q6K ? 6 : f == Format::Q8 ? 8 : 5;
@@ -38,7 +49,8 @@ constexpr bool has_min(Format f) {
   return f == Format::Q4 || f == Format::Q5M || f == Format::Q4K || f == Format::Q5K;
 }
 constexpr bool is_halved(Format f) { return f == Format::Q6K; }  // 16 inputs share a scale
-constexpr bool is_offset(Format f) { return f == Format::Q8 || f == Format::Q5; }  // codes reach the product as w + 128
+// Codes reach the product as w + 128.
+constexpr bool is_offset(Format f) { return f == Format::Q8 || f == Format::Q5; }
 
 template <Format F>
 struct FormatIs {
@@ -68,21 +80,28 @@ constexpr size_t scales_at(Format f, size_t g) {
   const size_t before = is_super(f) ? (g / kSuperGroups + 1) * super_bytes(f) : 0;
   return before + g * scale_bytes(f);
 }
+// Where the fp16 that group g is scaled by lie in a tile: the super-scales of its super-group, or its own.
+constexpr size_t supers_at(Format f, size_t g) {
+  return is_super(f) ? scales_at(f, g / kSuperGroups * kSuperGroups) - super_bytes(f) : scales_at(f, g);
+}
 
-// One matrix in tiles of 16 output rows. Tail rows are zero codes with zero scales. A tile is all its scales, padded to 64
-// bytes, then all its codes. Per group:
+// One matrix in tiles of 16 output rows. Tail rows are zero codes with zero scales. A tile is all its scales, padded to
+// 64 bytes, then all its codes. Per group:
 //   scales  Q8, Q5: [16] fp16 scale     Q4, Q5M: [16] fp16 scale, [16] fp16 min
 //           K: before each eighth group [16] fp16 d, with minima [16] fp16 dmin; then [16] scale, [16] min as bytes;
 //           Q6K: [16] scale of inputs 0 to 15, [16] of 16 to 31, signed bytes
 //   codes   low four bits: [4][64], low nibbles are quad 2j, high nibbles quad 2j + 1   (Q8: whole bytes, [8][64])
-//           fifth bit: [8] words of 64 bits, one a quad     bits five and six: [2][64], two bits a quad from the lowest on
-// A quad vector is [16 output rows][4 inputs] bytes.   F32 tile: [inputs][16 float]
+//           fifth bit: [8] words of 64 bits, one a quad
+//           bits five and six: [2][64], two bits a quad from the lowest on
+// A quad vector is [16 output rows][4 inputs] bytes.
+// Float formats have no groups; an odd number of inputs is padded with zeros. F32, F16: [inputs][16 output rows]
+// BF16: [inputs / 2][16 output rows][2 inputs], of which one load and one operation each make two vectors of floats.
 struct PackedMatrix {
   Format format;
   int outputs;        // N, before padding to whole tiles
-  int inputs;         // K, a multiple of kGroup, for K formats of 256, unless F32
+  int inputs;         // K, a multiple of kGroup, for K formats of 256, for float formats any number
   int tiles;          // ceil(N / 16)
-  int groups;         // K / kGroup, 0 for F32
+  int groups;         // K / kGroup, 0 for float formats
   size_t codes_at;    // bytes from a tile's start to its codes
   size_t tile_bytes;  // a multiple of 64
   uint8_t* data;      // 64-byte aligned
@@ -92,8 +111,9 @@ struct PackedMatrix {
 
 // Quantised activations of a pass (A8): symmetric int8 per row and group, scale = amax / 127.
 // Rows lie in blocks; a block of mr rows starts at row0 = block * block_rows.
-//   quads (block_rows 8):  codes [K / 4][mr][4]          scale, scaled_sum, bias [groups][mr], half_bias [groups][2][mr]
-//   AMX   (block_rows 16): codes [groups][16][32 bytes]  the same with mr = 16
+//   quads (block_rows 8):  codes [K / 4][mr][4]
+//                          scale, scaled_sum, bias [groups][mr], half_bias [groups][2][mr]
+//   AMX   (block_rows 16): codes [groups][16][32 bytes], the others with mr = 16
 struct Acts {
   int8_t* codes;
   float* scale;

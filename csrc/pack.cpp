@@ -17,7 +17,7 @@ struct Source {
 };
 
 constexpr Source kSources[] = {
-    {"f32", Format::F32, 1, 4},        {"f16", Format::F32, 1, 2},        {"bf16", Format::F32, 1, 2},
+    {"f32", Format::F32, 1, 4},        {"f16", Format::F16, 1, 2},        {"bf16", Format::BF16, 1, 2},
     {"q4_0", Format::Q4, 32, 18},      {"q4_1", Format::Q4, 32, 20},      {"q5_0", Format::Q5, 32, 22},
     {"q5_1", Format::Q5M, 32, 24},     {"q8_0", Format::Q8, 32, 34},      {"q3_k", Format::Q6K, 256, 110},
     {"q4_k", Format::Q4K, 256, 144},   {"q5_k", Format::Q5K, 256, 176},   {"q6_k", Format::Q6K, 256, 210},
@@ -36,15 +36,6 @@ uint32_t read_u32(const uint8_t* p) {
   uint32_t v;
   std::memcpy(&v, p, 4);
   return v;
-}
-
-float read_float(SourceFormat source, const uint8_t* row, int k) {
-  const uint8_t* p = row + static_cast<size_t>(k) * source_of(source).block_bytes;
-  if (source == SourceFormat::F16) return half_to_float(read_u16(p));
-  const uint32_t bits = source == SourceFormat::F32 ? read_u32(p) : uint32_t{read_u16(p)} << 16;
-  float x;
-  std::memcpy(&x, &bits, 4);
-  return x;
 }
 
 // A group of one output row: its codes, and its scales as the packed format has them.
@@ -197,15 +188,20 @@ void store_codes(Format format, const uint8_t* codes, int lane, uint8_t* out) {
     }
 }
 
+// A float format is that of its file, in another order.
+void store_floats(const PackedMatrix& m, const uint8_t* row, int lane, uint8_t* tile) {
+  const size_t bytes = float_bytes(m.format);
+  for (int k = 0; k < m.inputs; k++, row += bytes)
+    std::memcpy(tile + float_index(m.format, k, lane) * bytes, row, bytes);
+}
+
 void store_scales(Format format, const Group& group, int g, int lane, uint8_t* tile) {
-  uint8_t* own = tile + scales_at(format, static_cast<size_t>(g));
-  uint16_t* halves = reinterpret_cast<uint16_t*>(own);
   if (is_super(format)) {
+    uint8_t* own = tile + scales_at(format, static_cast<size_t>(g));
     own[lane] = group.scales[0];
     own[16 + lane] = group.scales[1];
-    halves = reinterpret_cast<uint16_t*>(tile + scales_at(format, static_cast<size_t>(g / kSuperGroups * kSuperGroups)) -
-                                         super_bytes(format));
   }
+  uint16_t* halves = reinterpret_cast<uint16_t*>(tile + supers_at(format, static_cast<size_t>(g)));
   halves[lane] = group.d;
   if (has_min(format)) halves[16 + lane] = group.min;
 }
@@ -232,8 +228,8 @@ Format packed_format(SourceFormat source) { return source_of(source).packed; }
 size_t source_row_bytes(SourceFormat source, int inputs) {
   const Source& s = source_of(source);
   if (inputs % s.block_len)
-    throw std::invalid_argument("a row of " + std::string(s.name) + " needs a multiple of " + std::to_string(s.block_len) +
-                                " inputs");
+    throw std::invalid_argument("a row of " + std::string(s.name) + " needs a multiple of " +
+                                std::to_string(s.block_len) + " inputs");
   return static_cast<size_t>(inputs / s.block_len) * s.block_bytes;
 }
 
@@ -243,8 +239,8 @@ PackedMatrix packed_shape(Format format, int outputs, int inputs) {
   m.outputs = outputs;
   m.inputs = inputs;
   m.tiles = (outputs + kTileRows - 1) / kTileRows;
-  if (format == Format::F32) {
-    m.tile_bytes = static_cast<size_t>(inputs) * kTileRows * sizeof(float);
+  if (is_float(format)) {
+    m.tile_bytes = static_cast<size_t>(round_up(inputs, 2)) * kTileRows * float_bytes(format);
     return m;
   }
   m.groups = inputs / kGroup;
@@ -265,14 +261,14 @@ bool pack_tiles(PackedMatrix& out, int tile_begin, int tile_end, SourceFormat so
     for (int lane = 0; lane < kTileRows && t * kTileRows + lane < out.outputs; lane++) {
       const int n = t * kTileRows + lane;
       const uint8_t* row = data + static_cast<size_t>(rows ? rows[n] : n) * row_bytes;
-      if (out.format == Format::F32) {
-        for (int k = 0; k < out.inputs; k++)
-          reinterpret_cast<float*>(tile)[static_cast<size_t>(k) * kTileRows + lane] = read_float(source, row, k);
+      if (is_float(out.format)) {
+        store_floats(out, row, lane, tile);
         continue;
       }
       for (int g = 0; g < out.groups; g++) {
         const Group group = read_group(source, row, g);
-        store_codes(out.format, group.codes, lane, tile + out.codes_at + static_cast<size_t>(g) * code_bytes(out.format));
+        uint8_t* codes = tile + out.codes_at + static_cast<size_t>(g) * code_bytes(out.format);
+        store_codes(out.format, group.codes, lane, codes);
         store_scales(out.format, group, g, lane, tile);
         if (source == SourceFormat::Q4_0) is_exact = is_exact && std::isfinite(half_to_float(group.min));
       }

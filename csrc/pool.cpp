@@ -19,7 +19,8 @@ constexpr int64_t kBarrierSpinNs = 50'000;
 constexpr int64_t kIdleSpinNs = 300'000;
 
 int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  using std::chrono::nanoseconds;
+  return std::chrono::duration_cast<nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 void relax() {

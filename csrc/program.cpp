@@ -114,7 +114,7 @@ size_t Program::kv_bytes() const {
 size_t Program::scratch_bytes() const {
   size_t bytes = (logits_capacity_ + partials_capacity_) * sizeof(float) + shared_.num_bytes();
   for (const ThreadScratch& t : scratch_) bytes += t.num_bytes();
-  for (const Buffer& b : buffers_) bytes += b.is_coded ? b.codes.num_bytes : b.data.num_bytes();
+  for (const Buffer& b : buffers_) bytes += b.is_coded ? b.codes.num_bytes() : b.data.num_bytes();
   return bytes;
 }
 

@@ -100,7 +100,8 @@ class Program {
   int add_rope(const std::vector<double>& inv_freq, double magnitude);
   void add(const Instr& instr);
 
-  // One pass. Throws std::invalid_argument for arrays that point outside, std::runtime_error for non-finite activations.
+  // One pass. Throws std::invalid_argument for arrays that point outside, std::runtime_error for non-finite
+  // activations.
   void forward(const StepArgs& step);
   // Floats from one row of logits to the next.
   int logit_stride() const { return round_up(geometry_.vocab_size, kTileRows) + kTileRows; }
@@ -127,7 +128,9 @@ class Program {
     Array<float> scale, scaled_sum;
     Array<int32_t> bias, half_bias;
     void allocate(int rows, int inputs);
-    size_t num_bytes = 0;
+    size_t num_bytes() const {
+      return codes.num_bytes() + scale.num_bytes() + scaled_sum.num_bytes() + bias.num_bytes() + half_bias.num_bytes();
+    }
   };
   struct Buffer {
     int width;   // as declared
@@ -147,11 +150,11 @@ class Program {
     Array<float> unordered;  // [kBlockRows][max_inputs] normalised inputs that are yet to be reordered
     Codes codes;
     Array<float> tiles;    // outputs that wait for their epilogue
-    Array<uint8_t> unpacked;  // one tile's codes as bytes
+    Array<uint8_t> unpacked;  // what the largest matrix needs of unpacked_bytes
     Array<float> attend;   // attend_scratch_floats, then a Partial and a running Partial
     std::vector<Best> best;   // per logit row, of the ids that are the thread's
     size_t num_bytes() const {
-      return rows.num_bytes() + unordered.num_bytes() + codes.num_bytes + tiles.num_bytes() + unpacked.num_bytes() +
+      return rows.num_bytes() + unordered.num_bytes() + codes.num_bytes() + tiles.num_bytes() + unpacked.num_bytes() +
              attend.num_bytes();
     }
   };

@@ -53,8 +53,9 @@ void Program::plan_attention() {
   for (size_t i = 0; i < items_.size(); i++) pending_[i].store(items_[i].num_splits, std::memory_order_relaxed);
 }
 
-// Heads whose size is whole tiles are shared out by columns, so that a thread rotates and stores what it just made: about
-// as many query and key heads for each, and so much of the values, which need no rotation, that all have as many tiles.
+// Heads whose size is whole tiles are shared out by columns, so that a thread rotates and stores what it just made:
+// about as many query and key heads for each, and so much of the values, which need no rotation, that all have as many
+// tiles.
 QkvShare qkv_share(const Geometry& g, int thread, int num_threads) {
   const int d = g.head_dim, first_key = g.num_heads * d, first_value = first_key + g.num_kv_heads * d;
   const int num_columns = first_value + g.num_kv_heads * d;
@@ -94,7 +95,8 @@ void Program::norm_slice(int norm, float eps, int n, int thread, float* x) {
   std::memcpy(x, padded, sizeof(float) * static_cast<size_t>(n));
 }
 
-// Norms over all heads of a row, by whole rows; all of QKV is there, and the next barrier is passed before it is rotated.
+// Norms over all heads of a row, by whole rows; all of QKV is there, and the next barrier is passed before it is
+// rotated.
 void Program::norm_wide(const Instr& instr, int thread) {
   const Geometry& g = geometry_;
   const Buffer& qkv = buffers_[static_cast<size_t>(instr.out)];
@@ -103,7 +105,8 @@ void Program::norm_wide(const Instr& instr, int thread) {
   for (int row = rows.begin; row < rows.end; row++) {
     float* x = qkv.data.get() + static_cast<size_t>(row) * qkv.stride;
     for (const auto& [norm, at] : {std::pair{instr.q_norm, 0}, std::pair{instr.k_norm, q_size}})
-      if (norm >= 0 && vector_size(norm) != g.head_dim) norm_slice(norm, instr.qk_eps, vector_size(norm), thread, x + at);
+      if (norm >= 0 && vector_size(norm) != g.head_dim)
+        norm_slice(norm, instr.qk_eps, vector_size(norm), thread, x + at);
   }
   pool_.barrier();
 }

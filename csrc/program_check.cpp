@@ -64,7 +64,8 @@ void Program::check_names(const Instr& instr) const {
   require(instr.op == Op::Logits ? instr.out == -1 : is_buffer(instr.out), "unknown output");
   require(is_sum ? is_buffer(instr.residual) : instr.residual == -1, "unknown residual");
   require(instr.out != instr.in, "output overwrites the input");
-  require(instr.norm < 0 || (!is_embed && vector_size(instr.norm) == width(instr.in)), "norm and input differ in width");
+  require(instr.norm < 0 || (!is_embed && vector_size(instr.norm) == width(instr.in)),
+          "norm and input differ in width");
   require(instr.order >= -1 && instr.order < static_cast<int>(orders_.size()), "unknown order");
   require(instr.order < 0 || (!is_embed && !instr.weights.empty()), "an order that nothing reads in");
   require(instr.order < 0 || static_cast<int>(orders_[static_cast<size_t>(instr.order)].size()) == width(instr.in),

@@ -10,7 +10,7 @@ constexpr size_t kTileCacheBytes = 24 << 10;  // tiles that are reused for sever
 
 bool Program::is_quantised(const Instr& instr) const {
   for (int w : instr.weights)
-    if (matrices_[static_cast<size_t>(w)].format != Format::F32) return true;
+    if (!is_float(matrices_[static_cast<size_t>(w)].format)) return true;
   return false;
 }
 
@@ -91,18 +91,17 @@ int Program::tiles_at_once(const PackedMatrix& w, int num_rows) const {
   if (num_rows <= kBlockRows) return kMaxTilesAtOnce;  // no reuse: long runs stream best
   const size_t output_bytes = static_cast<size_t>(num_rows) * kTileRows * sizeof(float);
   const size_t fits = std::min(kTileCacheBytes / w.tile_bytes, kOutputCacheBytes / output_bytes);
-  return std::clamp(static_cast<int>(fits), 1, kMaxTilesAtOnce);
+  const int least = is_float(w.format) ? kWidenedTiles : 1;  // products of floats share what they load
+  return std::clamp(static_cast<int>(fits), least, kMaxTilesAtOnce);
 }
 
 void Program::multiply(const PackedMatrix& w, int tile, int num_tiles, const Inputs& in, int thread, float* out,
                        size_t ldo) {
-  if (w.format != Format::F32) {
-    kernels_.gemm_quant(w, tile, num_tiles, in.acts, out, ldo, scratch_[static_cast<size_t>(thread)].unpacked.get());
-    return;
-  }
-  for (int r = 0; r < in.acts.rows; r += kBlockRows)
-    kernels_.gemm_f32(w, tile, num_tiles, in.rows + static_cast<size_t>(r) * in.stride, in.stride,
-                      std::min(kBlockRows, in.acts.rows - r), out + static_cast<size_t>(r) * ldo, ldo);
+  uint8_t* scratch = scratch_[static_cast<size_t>(thread)].unpacked.get();
+  if (is_float(w.format))
+    kernels_.gemm_float(w, tile, num_tiles, in.rows, in.stride, in.acts.rows, out, ldo, scratch);
+  else
+    kernels_.gemm_quant(w, tile, num_tiles, in.acts, out, ldo, scratch);
 }
 
 // out = residual + x, or x without a residual.

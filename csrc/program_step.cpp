@@ -45,7 +45,6 @@ void Program::Codes::allocate(int rows, int inputs) {
   scaled_sum = Array<float>(n / kGroup);
   bias = Array<int32_t>(n / kGroup);
   half_bias = Array<int32_t>(2 * n / kGroup);
-  num_bytes = n + 5 * n / kGroup * 4;
 }
 
 // Whether a gated activation makes the buffer and nothing but quantised matrices read it.
@@ -59,7 +58,7 @@ bool Program::is_coded(int buffer) const {
     if (instr.in != buffer) continue;
     if (instr.norm >= 0 || instr.order >= 0 || (instr.op != Op::Linear && instr.op != Op::LinearAdd)) return false;
     for (int w : instr.weights)
-      if (matrices_[static_cast<size_t>(w)].format == Format::F32) return false;
+      if (is_float(matrices_[static_cast<size_t>(w)].format)) return false;
   }
   return is_made;
 }
@@ -84,14 +83,19 @@ void Program::allocate_scratch() {
       buffer.data = Array<float>(static_cast<size_t>(geometry_.max_rows) * buffer.stride);
   }
   const int d_pad = round_up(geometry_.head_dim, 16);
+  size_t most_unpacked = 0;
+  for (const PackedMatrix& m : matrices_) most_unpacked = std::max(most_unpacked, unpacked_bytes(m));
   for (ThreadScratch& t : scratch_) {
     fill(t, kPrivateRows);
-    if (!orders_.empty()) t.unordered = Array<float>(static_cast<size_t>(kBlockRows) * static_cast<size_t>(max_inputs_));
+    const size_t inputs = static_cast<size_t>(max_inputs_);
+    if (!orders_.empty()) t.unordered = Array<float>(kBlockRows * inputs);
     // Two outputs, gate and up, of a whole group, or of as many tiles as tiles_at_once allows.
-    static_assert(kOutputCacheBytes / sizeof(float) >= kBlockRows * kMaxTilesAtOnce * kTileRows, "few rows, many tiles");
-    const size_t outputs = std::max(static_cast<size_t>(geometry_.max_rows) * kGroup, kOutputCacheBytes / sizeof(float));
+    constexpr size_t kCached = kOutputCacheBytes / sizeof(float);
+    static_assert(kCached >= kBlockRows * kMaxTilesAtOnce * kTileRows, "few rows, many tiles");
+    static_assert(kGroup >= kWidenedTiles * kTileRows, "many rows, tiles of floats");
+    const size_t outputs = std::max(static_cast<size_t>(geometry_.max_rows) * kGroup, kCached);
     t.tiles = Array<float>(2 * outputs);
-    t.unpacked = Array<uint8_t>(static_cast<size_t>(kTileRows) * static_cast<size_t>(max_inputs_));
+    t.unpacked = Array<uint8_t>(most_unpacked);
     t.attend = Array<float>(attend_scratch_floats(geometry_.head_dim) + 2 * partial_floats(d_pad));
   }
   num_counters_ = instrs_.size();

@@ -27,11 +27,13 @@ inline __m256i largest_magnitudes(const __m512 (&a)[kEight], const __m512 (&b)[k
                             _mm512_and_si512(_mm512_castps_si512(b[i]), mask));
   __m512i two[4], four[2];
   for (int i = 0; i < 4; i++)
-    two[i] = _mm512_max_epi32(_mm512_unpacklo_epi32(m[2 * i], m[2 * i + 1]), _mm512_unpackhi_epi32(m[2 * i], m[2 * i + 1]));
+    two[i] = _mm512_max_epi32(_mm512_unpacklo_epi32(m[2 * i], m[2 * i + 1]),
+                              _mm512_unpackhi_epi32(m[2 * i], m[2 * i + 1]));
   for (int i = 0; i < 2; i++)
     four[i] = _mm512_max_epi32(_mm512_unpacklo_epi64(two[2 * i], two[2 * i + 1]),
                                _mm512_unpackhi_epi64(two[2 * i], two[2 * i + 1]));
-  __m512i x = _mm512_max_epi32(_mm512_shuffle_i32x4(four[0], four[1], 0x44), _mm512_shuffle_i32x4(four[0], four[1], 0xee));
+  __m512i x = _mm512_max_epi32(_mm512_shuffle_i32x4(four[0], four[1], 0x44),
+                               _mm512_shuffle_i32x4(four[0], four[1], 0xee));
   x = _mm512_max_epi32(x, _mm512_shuffle_i32x4(x, x, 0xb1));
   return _mm512_castsi512_si256(_mm512_shuffle_i32x4(x, x, 0x08));
 }
@@ -41,7 +43,8 @@ inline void round_groups(const __m512 (&a)[kEight], const __m512 (&b)[kEight], c
 #pragma GCC unroll 8
   for (int i = 0; i < kEight; i++) {
     const __m512 by = _mm512_set1_ps(inv[i]);
-    words[i] = _mm512_packs_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(a[i], by)), _mm512_cvtps_epi32(_mm512_mul_ps(b[i], by)));
+    words[i] = _mm512_packs_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(a[i], by)),
+                                  _mm512_cvtps_epi32(_mm512_mul_ps(b[i], by)));
   }
 #pragma GCC unroll 4
   for (int i = 0; i < kEight / 2; i++) pairs[i] = _mm512_packs_epi16(words[2 * i], words[2 * i + 1]);
@@ -74,7 +77,8 @@ inline EightGroups quantise_eight(const float* x, size_t stride, int num) {
 inline void transpose_quads(const __m512i* pairs, __m512i (&quads)[4]) {
   const __m512i low = _mm512_setr_epi32(0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30);
   const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(1));
-  const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+  const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+  const __m512i second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
   for (int half = 0; half < 2; half++) {  // quads 0 to 3, then 4 to 7, of four groups each
     const __m512i index = half ? high : low;
     const __m512i front = _mm512_permutex2var_epi32(pairs[0], index, pairs[1]);
@@ -84,13 +88,16 @@ inline void transpose_quads(const __m512i* pairs, __m512i (&quads)[4]) {
   }
 }
 
-inline __m256i shifted_negative(__m256i x, int bits) { return _mm256_slli_epi32(_mm256_sub_epi32(_mm256_setzero_si256(), x), bits); }
+inline __m256i shifted_negative(__m256i x, int bits) {
+  return _mm256_slli_epi32(_mm256_sub_epi32(_mm256_setzero_si256(), x), bits);
+}
 
 // Scale, scaled sum and bias of the first `num` groups, side by side from `at` on. Returns the biases of their halves.
 struct HalfBiases {
   __m256i half[2];
 };
-inline HalfBiases store_sums(const EightGroups& groups, const __m512i (&quads)[4], int num, const Acts& acts, size_t at) {
+inline HalfBiases store_sums(const EightGroups& groups, const __m512i (&quads)[4], int num, const Acts& acts,
+                             size_t at) {
   const __mmask8 mask = static_cast<__mmask8>((1 << num) - 1);
   const __m512i ones = _mm512_set1_epi8(1);
   __m256i sums[2];

@@ -355,8 +355,9 @@ FORERUN_INLINE void uniforms_body(const uint32_t* index, const NoiseAddress& add
 
 // ---- the race --------------------------------------------------------------------------------------------------
 
-// An id can't get a place when 1 - u >= bound * weight * (1 + 2^-40): -log u > 1 - u makes its ratio larger than that of
-// the last place. The slack covers every rounding, so skipping changes no result and the order of visits doesn't matter.
+// An id can't get a place when 1 - u >= bound * weight * (1 + 2^-40): -log u > 1 - u makes its ratio larger than that
+// of the last place. The slack covers every rounding, so skipping changes no result and the order of visits doesn't
+// matter.
 constexpr double kRaceSlack = 1.0 + 0x1p-40;
 
 // By ratio ascending, ties by id ascending.

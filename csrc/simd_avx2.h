@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "half.h"
+
 namespace forerun {
 namespace avx2 {
 
@@ -13,7 +15,7 @@ struct I16 {
 
 struct V16 {
   __m256 lo, hi;
-  static constexpr int kChains = 6;
+  static constexpr int kChains = 6, kFloatRows = 6;
   static constexpr int kPairs = 6, kAttendChains = 6;
 
   static V16 set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
@@ -21,6 +23,20 @@ struct V16 {
   static V16 load(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
             _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+  }
+  static V16 load_even(const Bf16* p) {
+    auto lower = [](const Bf16* q) {
+      const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(q));
+      return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+    };
+    return {lower(p), lower(p + 16)};
+  }
+  static V16 load_odd(const Bf16* p) {
+    auto upper = [](const Bf16* q) {
+      const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(q));
+      return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int32_t>(0xffff0000))));
+    };
+    return {upper(p), upper(p + 16)};
   }
   void store(float* p) const {
     _mm256_storeu_ps(p, lo);

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "half.h"
+
 namespace forerun {
 namespace avx512 {
 
@@ -13,13 +15,18 @@ struct I16 {
 
 struct V16 {
   __m512 v;
-  static constexpr int kChains = 16;
+  static constexpr int kChains = 24, kFloatRows = 12;
   static constexpr int kPairs = 12, kAttendChains = 24;
 
   static V16 set1(float x) { return {_mm512_set1_ps(x)}; }
   static V16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
   static V16 load(const uint16_t* p) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+  }
+  static V16 load_even(const Bf16* p) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))}; }
+  static V16 load_odd(const Bf16* p) {
+    const __m512i upper = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000));
+    return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), upper))};
   }
   void store(float* p) const { _mm512_storeu_ps(p, v); }
   void store(uint16_t* p) const {

@@ -16,6 +16,7 @@ struct I16 {
 struct V16 {
   float v[16];
   static constexpr int kChains = 4;  // accumulators a loop keeps at once
+  static constexpr int kFloatRows = 8;     // rows that a product with float weights takes at once
   static constexpr int kPairs = 4;         // pairs that an attention block holds at most
   static constexpr int kAttendChains = 4;  // accumulators that they share
 
@@ -34,6 +35,13 @@ struct V16 {
     for (int i = 0; i < 16; i++) o.v[i] = half_to_float(p[i]);
     return o;
   }
+  // Every other number from p[0] or p[1] on.
+  static V16 load_even(const Bf16* p) {
+    V16 o;
+    for (int i = 0; i < 16; i++) o.v[i] = bf16_to_float(p[2 * i]);
+    return o;
+  }
+  static V16 load_odd(const Bf16* p) { return load_even(p + 1); }
   void store(float* p) const { std::memcpy(p, v, sizeof v); }
   void store(uint16_t* p) const {
     for (int i = 0; i < 16; i++) p[i] = float_to_half(v[i]);

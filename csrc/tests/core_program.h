@@ -83,7 +83,8 @@ struct Model {
     };
     const int x = program->add_buffer(kHidden), q = program->add_buffer(qkv());
     const int attended = program->add_buffer(num_heads * head_dim), inner = program->add_buffer(kInner);
-    // The last tokens are the first ones again: the largest logit is often there twice, further apart than a thread's tiles.
+    // The last tokens are the first ones again: the largest logit is often there twice, further apart than a thread's
+    // tiles.
     std::vector<int32_t> rows;
     for (int n = 0; n < kVocab; n++) rows.push_back(n % 300);
     const std::vector<uint8_t> table_bytes = tame_source(rng, source, kVocab, kHidden);
@@ -122,7 +123,7 @@ struct Model {
   // Weights of order a tenth, so that activations stay of order one.
   static std::vector<uint8_t> tame_source(Rng& rng, SourceFormat source, int outputs, int inputs) {
     std::vector<uint8_t> data = random_source(rng, source, outputs, inputs);
-    if (packed_format(source) == Format::F32) return data;
+    if (is_float(source)) return data;
     const size_t block_bytes = source_row_bytes(source, block_len(source));
     const HalfsAt at = halfs_at(source);
     for (uint8_t* p = data.data(); p < data.data() + data.size(); p += block_bytes) {
@@ -213,7 +214,8 @@ inline std::vector<float> run_text(Program& program, const std::vector<int>& tex
 }
 
 // Passes that want the logits of some of their rows, or of none.
-inline void check_wanted_rows(Program& program, const std::vector<int>& text, const std::vector<float>& want, Rng& rng) {
+inline void check_wanted_rows(Program& program, const std::vector<int>& text, const std::vector<float>& want,
+                              Rng& rng) {
   for (size_t at = 0; at < text.size();) {
     Rows rows(page_order(1));
     const size_t begin = at, num = static_cast<size_t>(rng.between(1, Model::kMaxRows));
@@ -354,7 +356,8 @@ inline void check_program(const Model& model, int text_len, size_t turn) {
 
 // The shares of the threads cover every column of QKV once, and in order.
 inline void test_qkv_shares() {
-  const int shapes[][3] = {{8, 2, 64}, {9, 3, 64}, {14, 2, 64}, {12, 2, 128}, {4, 1, 256}, {32, 32, 16}, {7, 7, 24}, {1, 1, 16}};
+  const int shapes[][3] = {{8, 2, 64},  {9, 3, 64},   {14, 2, 64}, {12, 2, 128},
+                           {4, 1, 256}, {32, 32, 16}, {7, 7, 24},  {1, 1, 16}};
   for (const auto& [num_heads, num_kv_heads, head_dim] : shapes) {
     const Geometry g{100, 1, num_heads, num_kv_heads, head_dim, 1, 1, false};
     const int first_key = num_heads * head_dim, first_value = first_key + num_kv_heads * head_dim;
@@ -393,8 +396,8 @@ inline void test_program_refuses_instructions() {
     }
     CHECK(is_refused, "%s", what);
   };
-  // Buffers: 0 the hidden state, 1 QKV, 2 attended, 3 inner. Matrices: 0 the embedding, 1 to 3 QKV, 4 o, 5 and 6 gate and
-  // up, 7 down. Vector 0 is a norm of the hidden state, order 0 one of the inner columns.
+  // Buffers: 0 the hidden state, 1 QKV, 2 attended, 3 inner. Matrices: 0 the embedding, 1 to 3 QKV, 4 o, 5 and 6 gate
+  // and up, 7 down. Vector 0 is a norm of the hidden state, order 0 one of the inner columns.
   Instr gated, sum, logits, qkv;
   gated.op = Op::Gated, gated.in = 0, gated.out = 3, gated.weights = {5, 6};
   sum.op = Op::NormAdd, sum.in = 2, sum.residual = 0, sum.out = 0, sum.norm = 0;
@@ -407,7 +410,8 @@ inline void test_program_refuses_instructions() {
   check("a sum without a norm", sum, [](Instr& i) { i.norm = -1; });
   check("a sum with a matrix", sum, [](Instr& i) { i.weights = {0}; });
   check("a sum of nothing", sum, [](Instr& i) { i.residual = -1; });
-  check("an embedding of another vocabulary", gated, [](Instr& i) { i.op = Op::Embed, i.in = -1, i.out = 0, i.weights = {4}; });
+  check("an embedding of another vocabulary", gated,
+        [](Instr& i) { i.op = Op::Embed, i.in = -1, i.out = 0, i.weights = {4}; });
   check("logits of another width", logits, [](Instr& i) { i.in = 3; });
   check("logits into a buffer", logits, [](Instr& i) { i.out = 1; });
   check("an unknown RoPE table", qkv, [](Instr& i) { i.rope = 1; });
@@ -442,6 +446,8 @@ inline void test_program() {
   // What the gate lets through is quantised at once only if a quantised matrix reads it.
   check_program({SourceFormat::Q4_1, 4, 2, 16, false, SourceFormat::F32}, 43, turn++);
   check_program({SourceFormat::F32, 4, 2, 16, false, SourceFormat::Q8_0}, 43, turn++);
+  check_program({SourceFormat::Q8_0, 4, 2, 16, false, SourceFormat::BF16}, 43, turn++);
+  check_program({SourceFormat::BF16, 4, 2, 16, false, SourceFormat::Q4_1}, 43, turn++);
   // A split of attention ends within the text, and within the tree after it.
   check_program({SourceFormat::Q4_1, 4, 1, 24, true}, 270, turn++);
   check_program({SourceFormat::Q8_0, 3, 3, 32, false}, 250, turn++);

@@ -104,19 +104,23 @@ inline float float_of(uint32_t bits) {
 constexpr SourceFormat kSources[] = {SourceFormat::F32,  SourceFormat::F16,  SourceFormat::BF16,
                                      SourceFormat::Q4_0, SourceFormat::Q4_1, SourceFormat::Q5_0,
                                      SourceFormat::Q5_1, SourceFormat::Q8_0, SourceFormat::IQ4_NL};
-constexpr SourceFormat kSuperSources[] = {SourceFormat::Q3_K, SourceFormat::Q4_K, SourceFormat::Q5_K, SourceFormat::Q6_K};
+constexpr SourceFormat kSuperSources[] = {SourceFormat::Q3_K, SourceFormat::Q4_K, SourceFormat::Q5_K,
+                                          SourceFormat::Q6_K};
 
 inline std::vector<SourceFormat> all_sources() {
   std::vector<SourceFormat> all(std::begin(kSources), std::end(kSources));
   all.insert(all.end(), std::begin(kSuperSources), std::end(kSuperSources));
   return all;
 }
-inline std::vector<SourceFormat> quantised_sources() {
-  std::vector<SourceFormat> all;
+inline bool is_float(SourceFormat source) { return is_float(packed_format(source)); }
+inline std::vector<SourceFormat> sources_of(bool floats) {
+  std::vector<SourceFormat> some;
   for (const SourceFormat source : all_sources())
-    if (packed_format(source) != Format::F32) all.push_back(source);
-  return all;
+    if (is_float(source) == floats) some.push_back(source);
+  return some;
 }
+inline std::vector<SourceFormat> quantised_sources() { return sources_of(false); }
+inline std::vector<SourceFormat> float_sources() { return sources_of(true); }
 
 inline const char* name_of(SourceFormat source) {
   constexpr const char* kNames[] = {"f32",  "f16",  "bf16", "q4_0", "q4_1", "q5_0",  "q5_1",
@@ -126,7 +130,7 @@ inline const char* name_of(SourceFormat source) {
 
 // Inputs that share what a block of the file begins with.
 inline int block_len(SourceFormat source) {
-  if (packed_format(source) == Format::F32) return 1;
+  if (is_float(source)) return 1;
   return is_super(packed_format(source)) ? 256 : kGroup;
 }
 
@@ -167,13 +171,13 @@ inline std::vector<uint8_t> random_source(Rng& rng, SourceFormat source, int out
   std::vector<uint8_t> data(source_row_bytes(source, inputs) * static_cast<size_t>(outputs));
   uint8_t* p = data.data();
   auto put_half = [&](uint16_t h) { std::memcpy(p, &h, 2), p += 2; };
-  if (packed_format(source) == Format::F32) {
+  if (is_float(source)) {
     for (int i = 0; i < outputs * inputs; i++) {
       const float x = 0.2f * rng.bell();
       if (source == SourceFormat::F16)
         put_half(rng.between(0, 9) ? float_to_half(x) : random_half(rng, 4.0f));
-      else if (source == SourceFormat::BF16)
-        put_half(static_cast<uint16_t>(bits_of(x) >> 16));
+      else if (source == SourceFormat::BF16)  // one in ten zero or subnormal
+        put_half(static_cast<uint16_t>(rng.between(0, 9) ? bits_of(x) >> 16 : rng.bits() & 0x807f));
       else
         std::memcpy(p, &x, 4), p += 4;
     }
@@ -218,8 +222,8 @@ inline Matrix random_matrix(Rng& rng, SourceFormat source, int outputs, int inpu
   return pack(source, outputs, inputs, random_source(rng, source, outputs, inputs));
 }
 
-// The 6-bit numbers of Q4_K and Q5_K: eight scales, then eight minima, of which the last four of each lost their high bits
-// to the bytes of the first four.
+// The 6-bit numbers of Q4_K and Q5_K: eight scales, then eight minima, of which the last four of each lost their high
+// bits to the bytes of the first four.
 inline int k_number(const uint8_t* p, int g, bool is_min) {
   if (g < 4) return p[g + (is_min ? 4 : 0)] % 64;
   const int low = is_min ? p[g + 4] / 16 : p[g + 4] % 16;

@@ -216,31 +216,76 @@ void test_reference_product() {
   }
 }
 
+// What a table makes of float rows; whatever lies between and behind the rows of the output must stay.
+std::vector<float> float_product(const KernelTable& table, const PackedMatrix& w, int tile, int num_tiles,
+                                 const std::vector<float>& x, size_t ldx, int rows, size_t ldo) {
+  std::vector<float> out(static_cast<size_t>(rows) * ldo, kSentinel);
+  const Aligned<uint8_t> scratch(unpacked_bytes(w));
+  table.gemm_float(w, tile, num_tiles, x.data(), ldx, rows, out.data(), ldo, scratch.get());
+  return out;
+}
+
+// Every table, and the same weights as float32, give these bits, which are one chain over ascending k.
+void check_float_product(Rng& rng, SourceFormat source, int rows, int num_tiles, int inputs) {
+  const int tile = rng.between(0, 2), outputs = (tile + num_tiles) * kTileRows - rng.between(0, 15);
+  const Matrix m = random_matrix(rng, source, outputs, inputs);
+  std::vector<uint8_t> wide(static_cast<size_t>(outputs) * static_cast<size_t>(inputs) * sizeof(float));
+  for (int n = 0; n < outputs; n++)
+    reference().dequantise_row(m.packed, n, reinterpret_cast<float*>(wide.data()) + static_cast<size_t>(n) * inputs);
+  const Matrix expanded = pack(SourceFormat::F32, outputs, inputs, wide);
+  const size_t ldx = static_cast<size_t>(inputs + rng.between(0, 9));
+  const size_t ldo = static_cast<size_t>(num_tiles * kTileRows + 3);
+  const std::vector<float> x = random_floats(rng, (static_cast<size_t>(rows) - 1) * ldx + static_cast<size_t>(inputs));
+  const std::vector<float> want = float_product(reference(), expanded.packed, tile, num_tiles, x, ldx, rows, ldo);
+  for (const KernelTable* table : all_tables())
+    for (const PackedMatrix* w : {&m.packed, &expanded.packed})
+      CHECK(same_bits(want, float_product(*table, *w, tile, num_tiles, x, ldx, rows, ldo)),
+            "%s %s: %d rows, %d tiles, %d inputs", table->name, name_of(source), rows, num_tiles, inputs);
+  const int row = rng.between(0, rows - 1), n = rng.between(0, outputs - tile * kTileRows - 1);
+  const float* w = reinterpret_cast<const float*>(wide.data()) + static_cast<size_t>(tile * kTileRows + n) * inputs;
+  float sum = 0;
+  const float* from = x.data() + static_cast<size_t>(row) * ldx;
+  for (int k = 0; k < inputs; k++) sum = std::fmaf(from[k], w[k], sum);
+  CHECK(want[static_cast<size_t>(row) * ldo + static_cast<size_t>(n)] == sum, "%s: %d inputs", name_of(source), inputs);
+}
+
 void test_float_products() {
   Rng rng(5);
-  for (const int inputs : {1, 7, 33, 576}) {
-    for (int rows = 1; rows <= kBlockRows; rows++) {
-      const int num_tiles = rng.between(1, 9), tile = rng.between(0, 2);
-      const SourceFormat source = rng.between(0, 1) ? SourceFormat::F32 : SourceFormat::F16;
-      const Matrix m = random_matrix(rng, source, (tile + num_tiles) * kTileRows - rng.between(0, 15), inputs);
-      const size_t ldx = static_cast<size_t>(inputs + rng.between(0, 9)),
-                   ldo = static_cast<size_t>(num_tiles * kTileRows + 3);
-      const std::vector<float> x =
-          random_floats(rng, (static_cast<size_t>(rows) - 1) * ldx + static_cast<size_t>(inputs));
-      auto multiply = [&](const KernelTable& table) {
-        std::vector<float> out(static_cast<size_t>(rows) * ldo, kSentinel);
-        table.gemm_f32(m.packed, tile, num_tiles, x.data(), ldx, rows, out.data(), ldo);
-        return out;
-      };
-      const std::vector<float> want = multiply(reference());
-      for (const KernelTable* table : all_tables())
-        CHECK(same_bits(want, multiply(*table)), "%s: %d rows, %d tiles, %d inputs", table->name, rows, num_tiles,
-              inputs);
-      std::vector<float> w(static_cast<size_t>(inputs));
-      reference().dequantise_row(m.packed, tile * kTileRows, w.data());
-      float sum = 0;  // one chain over ascending k
-      for (int k = 0; k < inputs; k++) sum = std::fmaf(x[static_cast<size_t>(k)], w[static_cast<size_t>(k)], sum);
-      CHECK(want[0] == sum, "%d inputs", inputs);
+  for (const SourceFormat source : float_sources()) {
+    for (const int inputs : {1, 2, 7, 33, 576})
+      for (int rows = 1; rows <= 40; rows += rows < 18 ? 1 : 7)
+        check_float_product(rng, source, rows, rng.between(1, 9), inputs);
+    for (int num_tiles = 1; num_tiles <= 13; num_tiles++)
+      for (const int rows : {1, 2, 4, 8, 17}) check_float_product(rng, source, rows, num_tiles, 35);
+  }
+}
+
+// Every number of 16 bits, looked up and times 1, as the first and as the second of a pair of inputs.
+void test_narrow_floats_are_exact() {
+  constexpr int kNumbers = 0x10000;
+  for (const SourceFormat source : {SourceFormat::F16, SourceFormat::BF16}) {
+    for (const size_t at : {0, 1}) {
+      std::vector<uint16_t> words(2 * kNumbers);
+      for (size_t n = 0; n < kNumbers; n++) words[2 * n + at] = static_cast<uint16_t>(n);
+      std::vector<uint8_t> bytes(words.size() * sizeof(uint16_t));
+      std::memcpy(bytes.data(), words.data(), bytes.size());
+      const Matrix m = pack(source, kNumbers, 2, bytes);
+      for (const KernelTable* table : all_tables()) {
+        for (const int rows : {1, 3, 40}) {
+          std::vector<float> x(2 * static_cast<size_t>(rows));
+          for (size_t row = 0; row < static_cast<size_t>(rows); row++) x[2 * row + at] = 1.0f;
+          const std::vector<float> got = float_product(*table, m.packed, 0, m.packed.tiles, x, 2, rows, kNumbers);
+          for (int n = 0; n < kNumbers; n++) {
+            const float want = weight_at(source, bytes.data() + static_cast<size_t>(n) * 4, static_cast<int>(at));
+            const float product = got[static_cast<size_t>(rows - 1) * kNumbers + static_cast<size_t>(n)];
+            float pair[2];
+            table->dequantise_row(m.packed, n, pair);
+            CHECK(bits_of(pair[at]) == bits_of(want), "%s %s %04x", table->name, name_of(source), n);
+            CHECK(product == want || (std::isnan(product) && std::isnan(want)), "%s %s %04x: %d rows", table->name,
+                  name_of(source), n, rows);
+          }
+        }
+      }
     }
   }
 }
@@ -341,7 +386,8 @@ void test_rms_norm() {
     std::vector<std::vector<float>> rows;
     std::vector<const float*> x;
     std::vector<float> want(num_rows * padded, kSentinel);
-    for (size_t r = 0; r < num_rows; r++) rows.push_back(zero_from(random_floats(rng, padded, r % 2 ? 1.0f : 300.0f), n));
+    for (size_t r = 0; r < num_rows; r++)
+      rows.push_back(zero_from(random_floats(rng, padded, r % 2 ? 1.0f : 300.0f), n));
     for (size_t r = 0; r < num_rows; r++) {
       x.push_back(rows[r].data());
       reference().rms_norm(&x[r], 1, w.data(), 1e-5f, n, want.data() + r * padded, padded);
@@ -491,6 +537,7 @@ void test_largest() {
 // Kernels that meet denormals: equal bits in the mode of a pool's threads, which flushes them, and in a program's own.
 void test_kernels() {
   test_float_products();
+  test_narrow_floats_are_exact();
   test_quantise();
   test_rms_norm();
   test_exp();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -10,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from forerun import LLM, SamplingParams
+from forerun.bench.fidelity import measure_fidelity
+from forerun.cli import main
 from forerun.errors import ConfigError, LoadError, RequestError
+from tests.helpers.gguf_files import write_tiny_llama
 from tests.helpers.hf_folders import tiny_config, tiny_tensors, write_json, write_safetensors, write_tiny_folder
 from tests.helpers.packers import GPTQ, gptq_tensors
 
@@ -116,6 +120,39 @@ def test_the_command_line(folder: Path, llm: LLM) -> None:
     assert facts["vocabulary"] == 300
 
 
+@pytest.mark.parametrize("quant", ["bf16", "q8", "q4"])
+def test_every_command_takes_quant(
+    folder: Path, quant: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("forerun.bench.timing.stream_bytes_per_s", lambda num_threads: 1e9)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(PROMPT))
+
+    def said(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["forerun", *arguments, "--quant", quant, "--threads", "1"])
+        with pytest.raises(SystemExit) as ended:
+            main.run()
+        out, err = capsys.readouterr()
+        assert ended.value.code == 0, err
+        return out
+
+    fmt = {"bf16": "bf16", "q8": "q8_0", "q4": "q4_1"}[quant]
+    facts = json.loads(said("info", str(folder), "--fidelity", "--json"))
+    assert facts["quantisation"] == fmt
+    assert 0 < facts["fidelity"]["kl"] < 1
+    assert 0.5 < facts["fidelity"]["top1_agreement"] <= 1
+    llm, params = LLM(folder, quant=quant, threads=1), SamplingParams(max_tokens=8)
+    made = json.loads(said("generate", str(folder), PROMPT, "--raw", "--max-tokens", "8", "--json"))
+    assert tuple(made["token_ids"]) == llm.generate(PROMPT, params)[0].token_ids
+    assert llm.chat(MESSAGES, params).text in said("chat", str(folder), "--max-tokens", "8")
+    timed = json.loads(said("bench", "kernels", str(folder), "--repeats", "1").splitlines()[-1])
+    assert {matrix["format"] for matrix in timed["matrices"]} >= {fmt}
+
+
+def test_fidelity_follows_the_bits(folder: Path) -> None:
+    kl = {quant: measure_fidelity(folder, quant, "f32", 1).kl for quant in ("f32", "bf16", "q8", "q4")}
+    assert kl["f32"] == 0 < kl["bf16"] < kl["q8"] < kl["q4"]
+
+
 def test_a_refusal_is_one_line(tmp_path: Path) -> None:
     folder = write_tiny_folder(tmp_path / "tiny")
     write_json(folder / "config.json", tiny_config(quantization_config={"quant_method": "gptq"}))
@@ -141,3 +178,16 @@ def test_a_gptq_folder(tmp_path: Path) -> None:
     shown = " ".join(run("info", str(folder)).stdout.split())
     assert f"packing {packing}" in shown
     assert "packing" not in run("info", str(write_tiny_folder(tmp_path / "plain"))).stdout
+
+
+def test_a_quant_that_would_do_nothing_is_one_line_and_exit_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_tiny_llama(tmp_path / "model.gguf", fmt="q4_0")
+    for arguments in (["info", str(path)], ["generate", str(path), PROMPT], ["bench", "kernels", str(path)]):
+        monkeypatch.setattr(sys, "argv", ["forerun", *arguments, "--quant", "bf16"])
+        with pytest.raises(SystemExit) as ended:
+            main.run()
+        out, err = capsys.readouterr()
+        assert (ended.value.code, out, err.count("\n")) == (2, "", 1)
+        assert "quant bf16 would change none of the matrices (15 q4_0)" in err

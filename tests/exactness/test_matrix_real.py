@@ -230,7 +230,7 @@ def test_f011_the_model_drafting_for_itself_is_always_right(plain: LLM, served: 
         assert own.stats.target_passes == -(-39 // (k + 1))
 
 
-@pytest.mark.parametrize(("quant", "kv"), [("auto", "f32"), ("q8", "f16"), ("q4", "f16"), ("f32", "f32")])
+@pytest.mark.parametrize(("quant", "kv"), [("auto", "f32"), ("q4", "f16"), ("f32", "f32")])
 def test_every_conversion(model: str, open_model: Open, quant: str, kv: str) -> None:
     if model != DEMO and quant != "auto":
         pytest.skip("conversions are the demo model's to show; this one needs gigabytes more for them")

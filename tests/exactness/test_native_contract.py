@@ -35,7 +35,7 @@ from tests.helpers.toy_llama import chain_batch, f32_weight, merge_batches, page
 ISAS = _native.available_isas()
 BEST = ISAS[-1]
 QUANTISED = ("q4_0", "q4_1", "q8_0")
-FORMATS = ("f32", "f16", *QUANTISED)
+FORMATS = ("f32", "f16", "bf16", *QUANTISED)
 VOCAB = 331  # no multiple of a tile
 KV_TYPES: tuple[KvType, ...] = ("f16", "f32")
 EPS = 1e-5
@@ -135,7 +135,7 @@ def written_codes(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def written_product(x: np.ndarray, weight: Weight, order: slice = slice(None)) -> np.ndarray:
     """x W^T as the contract adds it up; `order` goes over the groups, or over k where weights are floats."""
-    if weight.format in ("f32", "f16"):
+    if weight.format in ("f32", "f16", "bf16"):
         matrix = dequantize(weight)
         out = np.zeros((len(x), len(matrix)), np.float32)
         for k in range(x.shape[1])[order]:
@@ -289,10 +289,11 @@ def test_line_02_groups_are_added_in_ascending_order(isa: str, fmt: str, rows: i
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("rows", [1, 8, 40])
-def test_line_03_float_products_are_one_chain_over_k(isa: str, rows: int, threads: int) -> None:
+@pytest.mark.parametrize("fmt", ["f32", "f16", "bf16"])
+def test_line_03_float_products_are_one_chain_over_k(isa: str, fmt: str, rows: int, threads: int) -> None:
     rng = np.random.default_rng(rows)
     x, norm = wild_rows(rng, rows, 203), rng.uniform(0.5, 1.5, 203).astype(np.float32)
-    head = f32_weight("head", rng.standard_normal((83, 203)))
+    head = quantised(rng.standard_normal((83, 203)), fmt)
     got = compute(x, norm, head, threads=threads)
     assert_same_bits(got, written_product(written_rms_norm(x, norm), head))
 

@@ -173,10 +173,10 @@ def test_rows_that_are_no_whole_number_of_blocks_are_refused_by_name(fmt: str) -
         quantize(np.zeros((2, 48), np.float32), fmt, "blk.0.y")  # type: ignore[arg-type]
 
 
-# What is converted: formats of more bits per weight than the target. The others could only lose, and stay.
-ABOVE_BF16 = ("f32",)
-ABOVE_Q8 = ("f32", "f16", "bf16")
-ABOVE_Q4 = (*ABOVE_Q8, "q8_0", "q6_k", "q5_0", "q5_1", "q5_k")
+# What is converted: floats, and codes of more bits per weight than the target. The others could only lose, and stay.
+TO_BF16 = ("f32", "f16")
+TO_Q8 = ("f32", "f16", "bf16")
+TO_Q4 = (*TO_Q8, "q8_0", "q6_k", "q5_0", "q5_1", "q5_k")
 
 
 @pytest.mark.parametrize(
@@ -186,12 +186,12 @@ ABOVE_Q4 = (*ABOVE_Q8, "q8_0", "q6_k", "q5_0", "q5_1", "q5_k")
         (None, True, (), None),
         ("f32", False, [fmt for fmt in FORMATS if fmt != "f32"], "f32"),
         ("f32", True, [fmt for fmt in FORMATS if fmt != "f32"], "f32"),
-        ("bf16", False, ABOVE_BF16, "bf16"),
-        ("bf16", True, ABOVE_BF16, "bf16"),
-        ("q8", False, ABOVE_Q8, "q8_0"),
-        ("q8", True, ABOVE_Q8, "q8_0"),
-        ("q4", False, ABOVE_Q4, "q4_1"),
-        ("q4", True, ABOVE_Q8, "q8_0"),
+        ("bf16", False, TO_BF16, "bf16"),
+        ("bf16", True, TO_BF16, "bf16"),
+        ("q8", False, TO_Q8, "q8_0"),
+        ("q8", True, TO_Q8, "q8_0"),
+        ("q4", False, TO_Q4, "q4_1"),
+        ("q4", True, TO_Q8, "q8_0"),
     ],
 )
 def test_requantize_follows_the_choice(
@@ -216,7 +216,7 @@ def test_rows_that_do_not_fit_the_choice_stay_as_they_are(fmt: str, is_head: boo
     assert requantize(weight, "q8", is_head=is_head) is weight
     assert requantize(weight, "q4", is_head=is_head) is weight
     assert requantize(weight, "f32", is_head=is_head).format == "f32"
-    assert requantize(weight, "bf16", is_head=is_head).format == ("f16" if fmt == "f16" else "bf16")
+    assert requantize(weight, "bf16", is_head=is_head).format == "bf16"
 
 
 @pytest.mark.parametrize("fmt", ["f16", "q6_k"])

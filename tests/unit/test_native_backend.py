@@ -424,7 +424,7 @@ def test_f069_a_nan_in_the_weights_names_layer_and_row(tmp_path: Path, fmt: str,
 
 
 @pytest.mark.parametrize("tensor", ["token_embd.weight", "blk.1.ffn_down.weight", "output_norm.weight"])
-@pytest.mark.parametrize("fmt", ["f32", "f16"])
+@pytest.mark.parametrize("fmt", ["f32", "f16", "bf16"])
 def test_f069_a_nan_in_float_weights_is_a_fault(tmp_path: Path, fmt: str, tensor: str) -> None:
     target = native(poisoned(tmp_path, fmt, tensor), BEST, 2)
     with pytest.raises(EngineFault, match="finite"):
@@ -466,7 +466,7 @@ def test_f069_a_row_that_nobody_sees_stops_the_pass_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
-    ("fmt", "bytes_per_32"), [("f32", 128), ("f16", 128), ("q4_0", 20), ("q4_1", 20), ("q8_0", 34)]
+    ("fmt", "bytes_per_32"), [("f32", 128), ("f16", 64), ("bf16", 64), ("q4_0", 20), ("q4_1", 20), ("q8_0", 34)]
 )
 def test_f055_weight_bytes_are_what_a_pass_reads(tmp_path: Path, fmt: str, bytes_per_32: int, tied: bool) -> None:
     """Each matrix once, a tied head too; of the embedding a pass reads a row."""

@@ -118,7 +118,7 @@ class WeightOptions:
     """How weights are read and how many threads work on them."""
 
     quant: Annotated[
-        Literal["auto", "f32", "q8", "q4"],
+        Literal["auto", "f32", "bf16", "q8", "q4"],
         typer.Option(help="Weights; auto keeps what the file holds.", rich_help_panel=_ENGINE),
     ] = "auto"
     threads: Annotated[

@@ -112,8 +112,11 @@ class DraftModelOptions:
 
 
 def bind_draft_model(name: str, target: DraftTarget) -> BoundModel:
-    """Loads and binds a second model as the target was bound, for texts as long as both can have."""
-    loaded = open_model(name, target.settings, target.max_model_len)
+    """Loads and binds a second model as the target was bound, for texts as long as both can have.
+
+    The target's `quant` is meant for the target: a second model takes it where it applies.
+    """
+    loaded = open_model(name, target.settings, target.max_model_len, must_apply=False)
     return bind_model(loaded, target.settings, min(target.max_model_len, loaded.config.context_length))
 
 

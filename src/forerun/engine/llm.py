@@ -46,8 +46,8 @@ class LLM:
         model: a GGUF file, a Hugging Face folder, or a name that `forerun pull` knows; `demo` is fetched on first use.
         backend: `native` or `torch`.
         device: `cpu`, or for the torch backend `cuda` or `cuda:N`.
-        quant: `auto` keeps the file's weights, `f32` expands them, `bf16`, `q8` or `q4` converts those that become
-            smaller by it.
+        quant: `auto` keeps the file's weights, `f32` expands them, `bf16`, `q8` or `q4` converts floats, and what is
+            quantised where that makes it smaller.
         kv: how keys and values are stored, `f16` or `f32`.
         threads: threads to compute with; None leaves it to the backend.
         chunk: prompt tokens per target pass at most; None is DEFAULT_CHUNK.

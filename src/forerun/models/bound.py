@@ -59,10 +59,18 @@ class BoundModel:
 
 
 def open_model(
-    model: str | Path, settings: BindSettings, max_len: int | None, progress: Callable[[int, int], None] | None = None
+    model: str | Path,
+    settings: BindSettings,
+    max_len: int | None,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    must_apply: bool = True,
 ) -> LoadedModel:
-    """Finds and loads a model that `bind_model` then binds; the mapped file is held until then."""
-    return load_model(resolve_model(model, progress), settings.quant, max_len)
+    """Finds and loads a model that `bind_model` then binds; the mapped file is held until then.
+
+    Args as for `loader.load_model`.
+    """
+    return load_model(resolve_model(model, progress), settings.quant, max_len, must_apply=must_apply)
 
 
 def bind_model(loaded: LoadedModel, settings: BindSettings, max_len: int) -> BoundModel:

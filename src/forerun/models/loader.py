@@ -20,7 +20,7 @@ from forerun.models.hf_folder import open_folder
 from forerun.models.opened import OpenModel
 from forerun.models.registry import find_family
 from forerun.models.tokenizer import Tokenizer
-from forerun.models.weights import WeightSource, require_tensors
+from forerun.models.weights import WeightSource, require_effect, require_tensors
 from forerun.ops.base import AttentionSpec, Ops, Quant, T
 
 AUTO_QUANT = "auto"
@@ -62,22 +62,27 @@ class LoadedModel:
         return forward(ops, self.weights, self.config)
 
 
-def load_model(path: Path, quant: str = AUTO_QUANT, max_len: int | None = None) -> LoadedModel:
+def load_model(
+    path: Path, quant: str = AUTO_QUANT, max_len: int | None = None, *, must_apply: bool = True
+) -> LoadedModel:
     """Loads a GGUF file or a Hugging Face folder.
 
     Args:
         path: the file or the folder.
-        quant: `auto` keeps every matrix as it is stored, `f32` expands all, `bf16`, `q8` or `q4` converts those
-            that become smaller by it (q4 keeps the embedding and the LM head at 8 bits).
+        quant: `auto` keeps every matrix as it is stored, `f32` expands all, `bf16`, `q8` or `q4` converts floats,
+            and what is quantised where that makes it smaller (q4 keeps the embedding and the LM head at 8 bits).
         max_len: the longest text the model will run on, which decides between the frequencies of LongRoPE; None is
             its whole context.
+        must_apply: whether a quant that would change nothing is an error.
 
     Raises:
-        ConfigError: quant is none of these.
+        ConfigError: quant is none of these, or would change nothing although it must.
         LoadError: a file can't be read, or holds something that is not supported.
     """
     choice = parse_quant(quant)
     model = open_folder(path, max_len) if path.is_dir() else _open_gguf(path, max_len)
+    if must_apply:
+        require_effect(path, model.tensors, choice)
     with named(path):
         weights = build_weights(WeightSource(model.tensors, choice), model.family, model.config)
     matrices, vectors = list(weights.matrices()), list(weights.vectors())

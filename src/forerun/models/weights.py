@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from forerun.errors import LoadError
+from forerun.errors import ConfigError, LoadError
+from forerun.models.config import EMBEDDING, HEAD
 from forerun.models.gguf import GgufFile
 from forerun.ops.base import Quant, Weight
-from forerun.ops.formats import dequantize, requantize
+from forerun.ops.formats import FORMATS, converts, dequantize, requantize, target_format
 from forerun.types import Float32Array
 
 
@@ -55,6 +58,34 @@ class WeightSource:
     def head(self, name: str) -> Weight:
         """The embedding or the LM head."""
         return requantize(self.tensors[name], self.quant, is_head=True)
+
+
+def require_effect(path: Path, tensors: Mapping[str, Weight], quant: Quant | None) -> None:
+    """Checks that a choice of `quant` does something for a model: nobody is to think of weights that are not served.
+
+    Args:
+        path: of the model, for the message.
+        tensors: all of it, by name; vectors are (1, K).
+        quant: what was asked for; None asks for nothing.
+    Raises:
+        ConfigError: it would change no matrix, and not because all have its format.
+    """
+    if quant is None:
+        return
+    matrices = {name: weight for name, weight in tensors.items() if weight.shape[0] > 1}
+    heads = (EMBEDDING, HEAD)
+    if any(converts(weight, quant, is_head=name in heads) for name, weight in matrices.items()):
+        return
+    if all(weight.format == target_format(quant, is_head=name in heads) for name, weight in matrices.items()):
+        return
+    formats = Counter(weight.format for weight in matrices.values()).most_common()
+    shown = ", ".join(f"{count} {fmt}" for fmt, count in formats)
+    is_any_float = any(FORMATS[weight.format].block_len == 1 for weight in matrices.values())
+    why = "rows of floats are no multiple of 32 weights" if is_any_float else "all are as small already"
+    raise ConfigError(
+        f"{path}: quant {quant} would change none of the matrices ({shown}), because {why}; use auto, or f32 to "
+        "expand them"
+    )
 
 
 def split_rows(weight: Weight, sizes: Mapping[str, int]) -> list[Weight]:

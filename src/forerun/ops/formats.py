@@ -128,12 +128,13 @@ def quantize(values: Float32Array, fmt: QuantFormat, name: str) -> Weight:
     return Weight(name, fmt, (values.shape[0], values.shape[1]), _encoded(chunks, values.shape, fmt, name))
 
 
-def requantize(weight: Weight, quant: Quant | None, *, is_head: bool) -> Weight:
-    """The matrix in the format a user's choice of `quant` means.
+def target_format(quant: Quant, *, is_head: bool) -> QuantFormat:
+    """The format that a user's choice of `quant` stands for, of an embedding or LM head or of any other matrix."""
+    return (_HEAD_TARGET if is_head else _MATRIX_TARGET)[quant]
 
-    `f32` expands every format, which loses nothing. The other choices make a model smaller, so they convert a matrix
-    only if that makes it smaller: one with as few bits per weight as the target, or fewer, is left as it is, because
-    converting it could only lose. So is one whose rows are no whole number of the target's blocks.
+
+def requantize(weight: Weight, quant: Quant | None, *, is_head: bool) -> Weight:
+    """The matrix in the format a user's choice of `quant` means, where `converts` says that it is converted.
 
     Args:
         weight: one matrix as the file holds it.
@@ -144,14 +145,25 @@ def requantize(weight: Weight, quant: Quant | None, *, is_head: bool) -> Weight:
     Raises:
         LoadError: a value is not finite or too large for the format.
     """
-    if quant is None:
+    if quant is None or not converts(weight, quant, is_head=is_head):
         return weight
-    fmt = (_HEAD_TARGET if is_head else _MATRIX_TARGET)[quant]
-    source, target = FORMATS[weight.format], FORMATS[fmt]
-    is_small = source.bits_per_weight <= target.bits_per_weight
-    if weight.format == fmt or (fmt != "f32" and (is_small or weight.shape[1] % target.block_len)):
-        return weight
+    fmt = target_format(quant, is_head=is_head)
     return replace(weight, format=fmt, data=_encoded(_decoded(weight), weight.shape, fmt, weight.name))
+
+
+def converts(weight: Weight, quant: Quant, *, is_head: bool) -> bool:
+    """Whether a choice of `quant` changes the matrix.
+
+    `f32` expands every format, which loses nothing. The other choices take floats of any kind. What is quantised
+    already they take only if it becomes smaller, because otherwise a second rounding could only lose. Rows that are no
+    whole number of the target's blocks stay as they are.
+    """
+    fmt = target_format(quant, is_head=is_head)
+    source, target = FORMATS[weight.format], FORMATS[fmt]
+    is_float = source.block_len == 1
+    if weight.format == fmt or (fmt != "f32" and weight.shape[1] % target.block_len):
+        return False
+    return fmt == "f32" or is_float or source.bits_per_weight > target.bits_per_weight
 
 
 def _decoded(weight: Weight) -> Iterator[Float32Array]:
