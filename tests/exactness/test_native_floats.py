@@ -121,7 +121,7 @@ def test_models_have_the_bits_of_their_float32_form(isa: str, fmt: str, is_tied:
 
 @pytest.mark.parametrize("fmt", NARROW)
 def test_floats_and_codes_side_by_side(isa: str, fmt: str) -> None:
-    """One input that a float matrix reads as it is and a quantised one as codes, as files that keep some floats have."""
+    """One input that a float matrix reads as it is and a quantised one as codes, as in files that keep some floats."""
     mixed, exact = (ToyLlama(head_dim=16, ffn_size=64, hidden_size=64) for _ in range(2))
     for i, (name, weight) in enumerate(list(exact.weights.items())):
         values = dequantize(weight)

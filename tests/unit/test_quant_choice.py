@@ -1,4 +1,4 @@
-"""`quant`: what each choice makes of each file, that none is accepted and then ignored, and that floats become halves."""
+"""`quant`: what each choice makes of each file, that none is ignored, and that floats become halves."""
 
 from __future__ import annotations
 
