@@ -229,6 +229,15 @@ def broken(**changes: Any) -> str:
     return json.dumps(json.loads(trained("byte-level").to_str()) | changes)
 
 
+def test_an_id_of_two_tokens_is_refused() -> None:
+    """Whoever writes the one would make the other, which may be a control token (F049)."""
+    data = json.loads(trained("byte-level").to_str())
+    taken = data["model"]["vocab"]["a"]
+    data["added_tokens"].append(dict(data["added_tokens"][0], id=taken, content="<x>"))
+    with pytest.raises(LoadError, match=f"gives the id {taken} to two tokens, 'a' and '<x>'"):
+        Tokenizer.from_tokenizer_json(json.dumps(data))
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -238,7 +247,7 @@ def broken(**changes: Any) -> str:
         (broken(added_tokens=[{"content": "a"}]), "added_tokens[0] of tokenizer.json must have an id"),
         (broken(added_tokens=[{"content": "a", "id": 1 << 40, "special": True}]), "has the token id 1099511627776"),
         (broken(model={"type": "BPE", "vocab": {"a": "b"}, "merges": []}), "tokenizer.json or its config is malformed"),
-        (broken(model={"type": "BPE", "vocab": {"a": 0}, "merges": [["a"]]}), "or its config is malformed"),
+        (broken(model={"type": "BPE", "vocab": {"a": 0}, "merges": [["a"]]}, added_tokens=[]), "is malformed"),
         ("[" * 100_000, "tokenizer.json is not valid JSON"),
         (broken(decoder=None), "the decoder of tokenizer.json is missing"),
         (broken(decoder={"type": "CTC"}), "the decoder of tokenizer.json is CTC"),

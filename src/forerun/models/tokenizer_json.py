@@ -97,7 +97,11 @@ def _token_list(model: Mapping[str, Any], added: list[_AddedToken], vocab_size: 
     entries = {i: piece for i, (piece, _) in enumerate(vocab)} if isinstance(vocab, list) else {}
     if isinstance(vocab, dict):
         entries = {i: token for token, i in vocab.items()}
-    entries |= {token.token_id: token.name for token in added}
+    for token in added:
+        known = entries.setdefault(token.token_id, token.name)
+        if known != token.name:  # text that spells the one would become the other
+            names = f"{shown(known)} and {shown(token.name)}"
+            raise LoadError(f"tokenizer.json gives the id {token.token_id} to two tokens, {names}")
     # Ids without a token cost memory, too, so there can't be many more of them than the model has rows for.
     limit = min(MAX_VOCAB_SIZE, max(vocab_size, _FEW_IDS, _MAX_IDS_PER_TOKEN * len(entries)))
     for i in entries:
