@@ -28,6 +28,7 @@ NextKind = Literal["plain", "bonus", "correction"]
 
 PAGE_TOKENS = 16  # tokens per KV page; kernels know the same number
 MAX_DRAFT_NODES = 64  # one 64-bit ancestor word per node
+CHAIN_PARENTS = tuple(range(-1, MAX_DRAFT_NODES))  # of the longest chain
 MAX_LOGPROBS = 20  # alternatives per token that a request may ask for
 MAX_SEED = 2**64 - 1
 MAX_GENERATED_SEED = 2**53 - 1  # JavaScript clients keep it
@@ -212,7 +213,7 @@ class Draft:
     @property
     def is_chain(self) -> bool:
         """Whether each node's parent is the node before it."""
-        return self.parents == tuple(range(-1, len(self.parents) - 1))
+        return self.parents == CHAIN_PARENTS[: len(self.parents)]
 
     @property
     def traits(self) -> DraftTraits:
@@ -356,7 +357,8 @@ class Batch:
             logit_rows: [R] int32.
         """
         num_rows = len(token_ids)
-        slots = np.arange(start, start + num_rows, dtype=np.int32)
+        rows, no_tail, seq_ids = _chain_rows(num_rows)
+        slots = rows + np.int32(start)
         visible_len = slots + np.int32(1)
         return Batch(
             token_ids=token_ids,
@@ -364,11 +366,28 @@ class Batch:
             slots=slots,
             visible_len=visible_len,
             tail_base=visible_len,
-            tail_mask=np.zeros(num_rows, np.uint64),
-            seq_ids=np.zeros(num_rows, np.int32),
+            tail_mask=no_tail,
+            seq_ids=seq_ids,
             page_tables=page_table.reshape(1, -1),
             logit_rows=logit_rows,
         )
+
+
+def _chain_rows(num_rows: int) -> tuple[Int32Array, UInt64Array, Int32Array]:
+    """0, 1, ... and two arrays of zeros, of num_rows each; those of steps are made once, because steps are many."""
+    if num_rows <= len(_ROWS):
+        return _ROWS[:num_rows], _NO_TAIL[:num_rows], _SEQUENCE_0[:num_rows]
+    return np.arange(num_rows, dtype=np.int32), np.zeros(num_rows, np.uint64), np.zeros(num_rows, np.int32)
+
+
+def _constant(array: Any) -> Any:
+    array.flags.writeable = False
+    return array
+
+
+_ROWS: Int32Array = _constant(np.arange(MAX_DRAFT_NODES + 1, dtype=np.int32))
+_NO_TAIL: UInt64Array = _constant(np.zeros(MAX_DRAFT_NODES + 1, np.uint64))
+_SEQUENCE_0: Int32Array = _constant(np.zeros(MAX_DRAFT_NODES + 1, np.int32))
 
 
 @dataclass(frozen=True, slots=True)

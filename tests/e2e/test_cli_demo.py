@@ -47,10 +47,12 @@ def answer(*arguments: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("law", [("--seed", "3"), ("--temperature", "0.8", "--top-p", "0.95", "--seed", "5")])
 def test_speculation_changes_nothing_but_the_passes(demo: str, law: tuple[str, ...]) -> None:
-    plain = answer(demo, COPY, "--max-tokens", "60", "--logprobs", "2", *law)
-    spec = answer(demo, COPY, "--max-tokens", "60", "--logprobs", "2", *law, "--spec", "ngram:k=8")
+    asked = (demo, COPY, "--max-tokens", "60", "--logprobs", "2", *law)
+    plain, spec, auto = answer(*asked, "--spec", "off"), answer(*asked, "--spec", "ngram:k=8"), answer(*asked)
     for field in ("token_ids", "text", "finish_reason", "seed", "logprobs"):
         assert spec[field] == plain[field], field
+        assert auto[field] == plain[field], field
+    assert auto["stats"]["accepted_tokens"] > 0
     assert plain["stats"]["drafted_tokens"] == 0
     assert 0 < spec["stats"]["accepted_tokens"] <= spec["stats"]["drafted_tokens"]
     assert spec["stats"]["target_passes"] < plain["stats"]["target_passes"]

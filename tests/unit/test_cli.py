@@ -206,11 +206,11 @@ def test_every_option_reaches_the_engine(llm: Any, forerun: Any) -> None:
     assert str(made.requested["speculation"]).startswith("ngram:k=4")
 
 
-def test_defaults_are_greedy_and_plain(llm: Any, forerun: Any) -> None:
+def test_defaults_are_greedy_and_auto(llm: Any, forerun: Any) -> None:
     assert forerun("generate", "model.gguf", "hello") == 0
     (made,) = llm.made
     assert (made.params.max_tokens, made.params.temperature, made.params.seed) == (256, 0.0, None)
-    assert (str(made.requested["speculation"]), made.requested["verify"]) == ("off", "coupled")
+    assert (str(made.requested["speculation"]), made.requested["verify"]) == ("auto", "coupled")
     assert made.settings["quant"] == "auto"
 
 
@@ -249,7 +249,7 @@ def test_a_prediction_file_reaches_the_engine(llm: Any, forerun: Any, tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("hello --prediction {file}", "a prediction is given, but speculation off has no drafter that uses it"),
+        ("hello --spec off --prediction {file}", "a prediction is given, but speculation off has no drafter that uses it"),
         ("hello --spec ngram --prediction {file}", "has no drafter that uses it"),
         ("hello --spec auto --prediction {file}.gone", "the prediction file {file}.gone can't be read"),
         ("hello --spec auto --prediction {binary}", "{binary} is not UTF-8: byte 1 is 0xff"),

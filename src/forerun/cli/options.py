@@ -100,10 +100,10 @@ class SpeculationOptions:
         str,
         typer.Option(
             metavar="SPEC",
-            help="off, or NAME[:key=value,...], for instance ngram:k=8.",
+            help="off, auto (keeps the guesses that pay), or NAME[:key=value,...], for instance ngram:k=8.",
             rich_help_panel=_SPECULATION,
         ),
-    ] = "off"
+    ] = "auto"
     verify: Annotated[
         VerifyRule,
         typer.Option(

@@ -37,6 +37,11 @@ class Candidates:
     is_fixed: list[bool] = field(default_factory=list)
     _node_of: dict[tuple[int, int], int] = field(default_factory=dict)
 
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all proposals, merged."""
+        return len(self.token_ids)
+
     def merge(self, proposal: Proposal, is_fixed: bool, rate: Callable[[int], float]) -> None:
         """Adds a proposal; a node that is there already keeps the larger rate and whose it is."""
         draft, places = proposal.draft, [0] * len(proposal.cells)

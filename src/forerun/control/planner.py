@@ -11,13 +11,14 @@ from forerun.control.candidates import Candidates, by_survival, choose_count
 from forerun.control.cost import StepCosts
 from forerun.drafters.base import NOTHING, Budget, DraftContext, Drafter, DrafterSource, Proposal
 from forerun.errors import EngineFault
-from forerun.types import Decision, DecisionReason, Draft, ForwardOutput, NoiseStream, StepTimings
+from forerun.types import MAX_DRAFT_NODES, Decision, DecisionReason, Draft, ForwardOutput, NoiseStream, StepTimings
 
 NO_DRAFT = Draft()
 PRICE_SMOOTHING = 1.0 / 32.0
 # Drafters that cost time and don't pay are tried now and then; trying takes at most this share of the time.
 PROBE_SHARE = 0.005
 MIN_PROBE_STEPS = 16
+_NO_MINIMA = (0.0,) * MAX_DRAFT_NODES
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,7 @@ class Planner:
         self._costs = costs
         self._lanes: list[_Lane] = []
         self._reads_rows = any(source.reads_rows for source, _ in sources)
+        self._takes_time = any(not source.is_free for source, _ in sources)
         self._tokens = self._seconds = 0.0  # decayed sums over steps
         try:
             for source, table in sources:
@@ -111,8 +113,11 @@ class Planner:
         if max_nodes < 1:
             nothing = Decision("silent", 0, 1.0, None, None)
             return Plan(NO_DRAFT, nothing, (NOTHING,) * len(self._lanes), context_len)
-        seconds = self._costs.steps_s(max_nodes + 1, context_len) if self._costs else None
-        price = max(1.0 / seconds[1], self._tokens / self._seconds if self._seconds else 0.0) if seconds else None
+        costs, price, seconds = self._costs, None, None
+        if costs is not None:
+            price = 1.0 / costs.step_s(1, context_len)
+            price = max(price, self._tokens / self._seconds) if self._seconds else price
+            seconds = costs.steps_s(max_nodes + 1, context_len) if self._takes_time else None
         candidates = Candidates()
         proposals = []
         is_probe = False
@@ -122,7 +127,9 @@ class Planner:
             is_probe |= is_tried
             proposals.append(proposal)
             candidates.merge(proposal, self._must_keep(lane, proposal), lane.rates.rate)
-        is_plain_due = self._costs is not None and self._costs.is_plain_due
+        if costs is not None and seconds is None:
+            seconds = costs.steps_s(min(candidates.num_nodes, max_nodes) + 1, context_len)
+        is_plain_due = costs is not None and costs.is_plain_due
         draft, decision = _choose(candidates, max_nodes, seconds, price, is_probe, is_plain_due, self._stream)
         return Plan(self._as_proposed(draft, proposals), decision, tuple(proposals), context_len)
 
@@ -176,7 +183,7 @@ class Planner:
     ) -> tuple[Sequence[float], bool]:
         """What each node must bring to pay for drafting and verifying it, and whether the drafter is only tried out."""
         if lane.source.is_free or lane.source.policy == "fixed" or seconds is None or price is None:
-            return (0.0,) * max_nodes, False
+            return _NO_MINIMA[:max_nodes], False
         if lane.step_s is None:
             return (0.0,), True
         probe_steps = math.ceil(lane.step_s / (PROBE_SHARE * seconds[1]))
@@ -196,7 +203,7 @@ def _choose(
     stream: NoiseStream,
 ) -> tuple[Draft, Decision]:
     """The nodes that pay, and those that must be verified anyhow."""
-    num_proposed = len(candidates.token_ids)
+    num_proposed = candidates.num_nodes
     survivals = candidates.survivals()
     order, num_fixed = by_survival(candidates, survivals)
     ordered = [survivals[node] for node in order]
