@@ -249,7 +249,7 @@ def test_a_prediction_file_reaches_the_engine(llm: Any, forerun: Any, tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("hello --spec off --prediction {file}", "prediction is given, but speculation off has no drafter that uses it"),
+        ("hello --spec off --prediction {file}", "is given, but speculation off has no drafter that uses it"),
         ("hello --spec ngram --prediction {file}", "has no drafter that uses it"),
         ("hello --spec auto --prediction {file}.gone", "the prediction file {file}.gone can't be read"),
         ("hello --spec auto --prediction {binary}", "{binary} is not UTF-8: byte 1 is 0xff"),
