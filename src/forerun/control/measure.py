@@ -17,9 +17,9 @@ from forerun.kv.pages import PageManager
 from forerun.ops.base import Executor
 from forerun.types import PAGE_TOKENS, Batch, Int32Array
 
-SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
+SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 64)  # kernels take rows by eights and sixteens
 # Large passes of a slow model would take longest and are never worth it.
-SLOW_SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16)
+SLOW_SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16)
 SLOW_PASS_S = 0.02
 CHECKED_SIZES = (1, 8)
 CONTEXT_LEN = 256
