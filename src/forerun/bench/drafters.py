@@ -12,8 +12,9 @@ from forerun.bench.fidelity import packaged_text
 from forerun.drafters.base import Budget, DraftContext, Drafter, DrafterOptions
 from forerun.drafters.spec import Speculation
 from forerun.engine.batches import decode_batch, prompt_batch
-from forerun.engine.llm import DEFAULT_CHUNK, LLM
+from forerun.engine.llm import LLM
 from forerun.engine.sequence import Sequence
+from forerun.engine.step import MAX_STEP_NODES
 from forerun.errors import ConfigError
 from forerun.types import Draft, SamplingParams
 
@@ -88,7 +89,7 @@ def _follow(
 ) -> Iterator[tuple[float, float, int]]:
     """Seconds to propose, seconds to advance and draft passes, step by step, with the target's passes between them."""
     while sequence.cached_len < sequence.committed_len - 1:
-        end = min(sequence.cached_len + DEFAULT_CHUNK, sequence.committed_len - 1)
+        end = min(sequence.cached_len + MAX_STEP_NODES + 1, sequence.committed_len - 1)
         sequence.reserve(end)
         llm.target.forward(prompt_batch(sequence, end))
         sequence.mark_cached(end)

@@ -99,9 +99,7 @@ class Engine:
         yield StreamEvent(outcome.tokens, outcome.record, _completion(run, run.output.finish_reason, tally))
 
     @contextmanager
-    def _plan(
-        self, request: Request, sequence: Sequence, speculator: Speculator | None
-    ) -> Iterator[Planner | None]:
+    def _plan(self, request: Request, sequence: Sequence, speculator: Speculator | None) -> Iterator[Planner | None]:
         if speculator is None:
             yield None
             return
