@@ -58,7 +58,8 @@ struct Geometry {
 
 // Numbers of a row, and so of anything that a row is multiplied with; a few together fit into an int.
 constexpr int kMaxWidth = 1 << 26;
-// Sizes come from outside: throw std::invalid_argument for those that are not positive or that arithmetic could not hold.
+// Sizes come from outside: throw std::invalid_argument for those that are not positive or that arithmetic could not
+// hold.
 void check_geometry(const Geometry& geometry);
 void check_matrix_shape(int outputs, int inputs);
 

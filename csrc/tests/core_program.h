@@ -68,16 +68,16 @@ struct Model {
     add_logits(*program, 0);
     return program;
   }
-  // One of the layers as a variant of a program that `bind` made; returns its number. With `down_as_float` the matrix
-  // that reads what the gate lets through is another one, of floats.
-  int add_layer(Program& program, int layer, bool down_as_float = false) const {
+  // Another matrix, of floats, that could read what a gate lets through.
+  static int add_float_down(Program& program) {
+    Rng rng(5);
+    const std::vector<uint8_t> bytes = random_source(rng, SourceFormat::F32, kHidden, kInner);
+    return program.add_matrix(SourceFormat::F32, kHidden, kInner, bytes.data(), nullptr);
+  }
+  // One of the layers as a variant of a program that `bind` made; returns its number. `down` is the matrix that reads
+  // what the gate lets through, -1 the layer's own.
+  int add_layer(Program& program, int layer, int down = -1) const {
     const int variant = program.add_variant();
-    int down = -1;
-    if (down_as_float) {
-      Rng rng(5);
-      const std::vector<uint8_t> bytes = random_source(rng, SourceFormat::F32, kHidden, kInner);
-      down = program.add_matrix(SourceFormat::F32, kHidden, kInner, bytes.data(), nullptr);
-    }
     add_embed(program, variant);
     add_layer_instrs(program, variant, layer, down);
     add_logits(program, variant);
@@ -102,9 +102,7 @@ struct Model {
     program.add(instr(Op::LinearAdd, 3, 0, 0, {down < 0 ? m + 6 : down}, -1, -1), variant);
   }
   static void add_logits(Program& program, int variant) {
-    const std::vector<float> norm(kHidden, 1.1f);
-    const int v = program.add_vector(norm.data(), kHidden);
-    program.add(instr(Op::Logits, 0, -1, -1, {0}, v, -1), variant);
+    program.add(instr(Op::Logits, 0, -1, -1, {0}, 4, -1), variant);
   }
   std::unique_ptr<Program> bind_parts(const KernelTable& table, int num_threads, const std::vector<int>& layers) const {
     const Geometry g{kVocab, 2, num_heads, num_kv_heads, head_dim, kPages, kMaxRows, is_kv_f32};
@@ -139,6 +137,8 @@ struct Model {
       norm(kHidden);
       matrix_as(down, kHidden, kInner);
     }
+    const std::vector<float> last_norm(kHidden, 1.1f);
+    program->add_vector(last_norm.data(), kHidden);
     add_embed(*program, 0);
     for (const int layer : layers) add_layer_instrs(*program, 0, layer);
     return program;
@@ -338,11 +338,12 @@ inline void check_tree(const Model& model, const KernelTable& table, int num_thr
   CHECK(same_bits(next.forward(*program), next.forward(*plain)), "%s: after moving slots", table.name);
 }
 
-// A layer as a variant has the bits of a program of that layer alone, and neither disturbs the other; variants come when
-// the whole model has run.
+// A layer as a variant has the bits of a program of that layer alone, and neither disturbs the other; variants come
+// when the whole model has run.
 inline void check_variants(const Model& model, const KernelTable& table, int num_threads, const std::vector<int>& text,
                            Rng& rng) {
   const auto program = model.bind(table, num_threads);
+  const int float_down = Model::add_float_down(*program);
   const std::vector<float> whole = run_text(*program, text, {40, 7}, 1);
   const size_t whole_bytes = program->weight_bytes();
   for (int layer = 0; layer < 2; layer++) {
@@ -359,7 +360,7 @@ inline void check_variants(const Model& model, const KernelTable& table, int num
   }
   CHECK(program->weight_bytes() == whole_bytes, "a variant's bytes are the model's");
   // What a gate lets through was quantised at once, until somebody reads it as floats.
-  const int floats = model.add_layer(*program, 1, true);
+  const int floats = model.add_layer(*program, 1, float_down);
   const std::vector<float> first = run_text(*program, text, {40}, 1, 0, floats);
   CHECK(same_bits(whole, run_text(*program, text, {40, 2}, 1)), "%s: the whole model after floats", table.name);
   CHECK(same_bits(first, run_text(*program, text, {3, 33}, 1, 0, floats)), "%s: floats again", table.name);

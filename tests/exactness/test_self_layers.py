@@ -145,13 +145,12 @@ def test_few_pages_end_the_drafting_and_not_the_request(llm: LLM) -> None:
     try:
         ends = {}
         for spec in ("off", f"self:layers={NUM_LAYERS},k=9,policy=fixed", "self:layers=1,k=6,width=3,policy=fixed"):
-            tokens: list[int] = []
+            records: list[StepRecord] = []
             with pytest.raises(RequestError, match="49 tokens need 1 more pages"):
-                for event in llm.stream(TEXT[:30], params("greedy"), speculation=spec):
-                    tokens += [token.token_id for token in event.tokens]
-            ends[spec] = tokens
+                llm.generate([TEXT[:30]], params("greedy"), speculation=spec, on_step=records.append)
+            ends[spec] = [token_id for record in records for token_id in record.emitted]
         assert len(ends["off"]) == 19
-        assert all(tokens == ends["off"] for tokens in ends.values())
+        assert all(token_ids == ends["off"] for token_ids in ends.values())
     finally:
         pages.free(-7)
 
@@ -255,12 +254,18 @@ def test_nothing_is_held_twice(path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         native(path, ISAS[-1]),
         create_executor("torch", executor_config(model), model.forward),
     ]
+    alone = by_themselves(model, [1])
+    small = {
+        type(target): create_executor(backend, executor_config(alone), alone.forward)
+        for target, backend in zip(targets, ("native", "torch"), strict=True)
+    }
     monkeypatch.setattr(_Packer, "_add", refuse)
     for target in targets:
         whole = variant(target, model, range(NUM_LAYERS))
         half, quarter = variant(target, model, [0, 3]), variant(target, model, [1])
         assert whole.weight_bytes == target.weight_bytes
         assert whole.weight_bytes - half.weight_bytes == 2 * (half.weight_bytes - quarter.weight_bytes) > 0
+        assert quarter.weight_bytes == small[type(target)].weight_bytes
         assert half.kv_bytes == target.kv_bytes
         assert half.fingerprint == target.fingerprint
     outline = model.weights.without_data()

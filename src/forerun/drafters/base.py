@@ -53,13 +53,13 @@ class TargetSlots(Protocol):
 
     Attributes:
         cached_len: the target has written the keys and values of the committed tokens [0, cached_len).
-        page_table: [P] int32, the pages that hold the slots, in their order.
     """
 
     cached_len: int
 
     @property
-    def page_table(self) -> Int32Array: ...
+    def page_table(self) -> Int32Array:
+        """[P] int32, the pages that hold the slots, in their order."""
 
     def try_reserve(self, num_slots: int) -> bool:
         """Whether slots [0, num_slots) have pages, once those that are missing have been asked for."""

@@ -1,8 +1,8 @@
 """A model writes a chain of nodes: what drafters that run a model have in common, whichever model it is.
 
-Nodes are drawn one by one, as long as the next one is expected to pay, from the request's own law (temperature, filters,
-penalties along the chain) with the noise that the verification rule asks for. With `width` above 1 each node of the chain
-has siblings, which end there.
+Nodes are drawn one by one, as long as the next one is expected to pay, from the request's own law (temperature,
+filters, penalties along the chain) with the noise that the verification rule asks for. With `width` above 1 each node
+of the chain has siblings, which end there.
 """
 
 from __future__ import annotations

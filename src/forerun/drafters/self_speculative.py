@@ -1,13 +1,14 @@
 """The target drafts for itself with some of its layers: self-speculative decoding.
 
-Leaving out layers in the middle is Zhang et al. 2023 (arXiv 2309.08168, "Draft & Verify"); stopping after the first ones
-is early exit (Elhoushi et al. 2024, arXiv 2404.16710, "LayerSkip"). Either way the target's own final norm and LM head
-follow. There is nothing beside the target's weights and cache: a layer finds the keys and values that the whole model
-left for the committed tokens, and adds its own for the last token and the guesses. They lie in slots that the target's
-pass over the draft writes anew in every layer.
+Leaving out layers in the middle is Zhang et al. 2023 (arXiv 2309.08168, "Draft & Verify"); stopping after the first
+ones is early exit (Elhoushi et al. 2024, arXiv 2404.16710, "LayerSkip"). Either way the target's own final norm and LM
+head follow. There is nothing beside the target's weights and cache: a layer finds the keys and values that the whole
+model left for the committed tokens, and adds its own for the last token and the guesses, one slot per pass.
 
-    [0, committed_len - 1)                  the target's own
-    [committed_len - 1, + guesses that ran) the drafter's, of its layers alone; garbage once the step's target pass began
+    [0, committed_len - 1)                      the target's own
+    [committed_len - 1, committed_len - 1 + n)  the drafter's, of its layers alone, after n passes; the target's pass
+                                                over the draft writes them anew, or they are garbage
+
 
 How often such drafts are right depends on the model: those trained for it (LayerSkip checkpoints) are, others rarely.
 """
@@ -203,7 +204,9 @@ class SelfDrafter:
         """See `ChainModel.run`. A pass over the last token, in the slot that it would have."""
         slot = self._drafting.committed_len - 1 + self._num_guesses
         batch = Batch.chain(np.array([self._last_id], np.int32), slot, self._slots.page_table, _ROW_0)
-        return self._executor.forward(batch).logits[0]
+        rows = self._executor.forward(batch)
+        logits_V: Float32Array = rows.logits[0]
+        return logits_V
 
     def extend(self, token_id: int) -> None:
         """See `ChainModel.extend`."""

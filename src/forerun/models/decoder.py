@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -64,13 +65,9 @@ class DecoderWeights:
 
     def without_data(self) -> DecoderWeights:
         """The same with no bytes of any matrix, for whoever needs to know the weights of a bound model by name only."""
-        layers = tuple(
-            replace(layer, **{name: _emptied(part) for name, part in _named_parts(layer) if isinstance(part, Weight)})
-            for layer in self.layers
-        )
         embedding = _emptied(self.embedding)
         head = embedding if self.head is self.embedding else _emptied(self.head)
-        return replace(self, embedding=embedding, layers=layers, head=head)
+        return replace(self, embedding=embedding, layers=tuple(map(_without_data, self.layers)), head=head)
 
     def vectors(self) -> Iterator[Float32Array]:
         """Every norm and bias."""
@@ -80,11 +77,14 @@ class DecoderWeights:
 
 
 def _parts(layer: Layer) -> Iterator[Weight | Float32Array | None]:
-    return (part for _, part in _named_parts(layer))
+    return (getattr(layer, field.name) for field in fields(layer))
 
 
-def _named_parts(layer: Layer) -> Iterator[tuple[str, Weight | Float32Array | None]]:
-    return ((field.name, getattr(layer, field.name)) for field in fields(layer))
+def _without_data(layer: Layer) -> Layer:
+    emptied: Any = {
+        field.name: _emptied(part) for field in fields(layer) if isinstance(part := getattr(layer, field.name), Weight)
+    }
+    return replace(layer, **emptied)
 
 
 def _emptied(weight: Weight) -> Weight:
