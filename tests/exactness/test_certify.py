@@ -82,6 +82,13 @@ def test_what_is_exact_passes(llm: LLM, drafting: str, rule: VerifyRule) -> None
     assert 0.2 < certificate.num_accepted / certificate.num_drafted < 0.9
 
 
+def test_the_targets_own_layers_pass(llm: LLM) -> None:
+    certificate = run(llm, "self:layers=1-1,k=3,policy=fixed", "block")
+    assert failed(certificate) == []
+    assert certificate.num_drafted > NUM_RUNS
+    assert certificate.num_accepted > NUM_RUNS / 10
+
+
 def test_planted_q_of_another_temperature_is_caught(llm: LLM, drafting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     add = ChainDrafting._add
 
