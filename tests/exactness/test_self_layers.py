@@ -23,12 +23,15 @@ from forerun.ops.base import Executor
 from forerun.ops.native import _Packer
 from forerun.types import StepRecord, VerifyRule
 from tests.exactness.test_draft_model import PARAMS, PROMPT, params
-from tests.exactness.test_native_architectures import FORMS, Build, written
+from tests.exactness.test_native_architectures import FORMS, written
 from tests.helpers.gguf_files import tiny_llama_metadata, tiny_llama_tensors, write_gguf, write_tiny_llama
+from tests.helpers.hf_quantised import write_quantised
 from tests.helpers.native import assert_same_bits, executor_config, loaded, native, text_logits
+from tests.helpers.packers import pack_gptq
 from tests.helpers.scripted import answer, complete
 from tests.helpers.toy_llama import pages_for
 from tests.parity.test_architectures import NUM_TOKENS, TOLERANCE, tokens_of
+from tests.parity.test_hf_quantised import ACT_ORDER, ACT_ORDER_HOW, MODELS
 
 NUM_LAYERS = 4
 ISAS = _native.available_isas()
@@ -219,9 +222,16 @@ def test_the_first_layers_go_on_from_what_the_whole_model_left(path: Path, tmp_p
 
 @pytest.mark.parametrize("name", FORMS)
 def test_every_architecture_can_run_some_of_its_layers(name: str, tmp_path: Path) -> None:
-    build: Build = FORMS[name]
-    path, tokens, table = written(build, tmp_path / "model.gguf", "q8_0"), tokens_of(), pages_for(2 * NUM_TOKENS)
-    model = loaded(path)
+    check_layers(written(FORMS[name], tmp_path / "model.gguf", "q8_0"))
+
+
+def test_weights_that_read_their_inputs_in_an_order_too(tmp_path: Path) -> None:
+    check_layers(write_quantised(MODELS["qwen2"](), tmp_path, ACT_ORDER, pack_gptq, **ACT_ORDER_HOW))
+
+
+def check_layers(path: Path) -> None:
+    """Some layers of a model as a variant have the bits of a model that has no others."""
+    model, tokens, table = loaded(path), tokens_of(), pages_for(2 * NUM_TOKENS)
     for chosen in ([0], list(range(0, model.config.num_layers, 2)), list(range(1, model.config.num_layers))):
         alone = by_themselves(model, chosen)
         config = replace(executor_config(alone, "f32", max_rows=NUM_TOKENS), num_threads=2)

@@ -148,7 +148,10 @@ class NativeExecutor:
         build(recorder)
         other = copy.copy(self)
         other._variant = self.program.add_variant()
-        _emit(self.program, self._packer, recorder.instrs, other._variant)
+        try:
+            _emit(self.program, self._packer, recorder.instrs, other._variant)
+        except ValueError as error:
+            raise EngineFault(f"a variant of this model can't be run: {error}") from error
         return other
 
     def move_slots(self, page_table: Int32Array, src: Int32Array, dst: Int32Array) -> None:
