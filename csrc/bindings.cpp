@@ -31,7 +31,7 @@ E checked_enum(int value, int count, const char* what) {
 
 void add_instr(Program& program, int op, int in, int residual, int out, std::vector<int> weights, int norm, float eps,
                int bias, int activation, int layer, float scale, int order, int rope, int q_norm, int k_norm,
-               float qk_eps, int window) {
+               float qk_eps, int window, int variant) {
   Instr instr;
   instr.op = checked_enum<Op>(op, kNumOps, "operation");
   instr.in = in;
@@ -50,12 +50,12 @@ void add_instr(Program& program, int op, int in, int residual, int out, std::vec
   instr.k_norm = k_norm;
   instr.qk_eps = qk_eps;
   instr.window = window;
-  program.add(instr);
+  program.add(instr, variant);
 }
 
 void forward(Program& program, Vector<int32_t> token_ids, Vector<int32_t> positions, Vector<int32_t> slots,
              Vector<int32_t> visible_len, Vector<int32_t> tail_base, Vector<uint64_t> tail_mask,
-             Vector<int32_t> seq_ids, Matrix<int32_t> page_tables, Vector<int32_t> logit_rows) {
+             Vector<int32_t> seq_ids, Matrix<int32_t> page_tables, Vector<int32_t> logit_rows, int variant) {
   const size_t n = token_ids.size();
   if (positions.size() != n || slots.size() != n || visible_len.size() != n || tail_base.size() != n ||
       tail_mask.size() != n || seq_ids.size() != n)
@@ -75,7 +75,7 @@ void forward(Program& program, Vector<int32_t> token_ids, Vector<int32_t> positi
   step.logit_rows = logit_rows.data();
   step.num_logit_rows = static_cast<int>(logit_rows.size());
   nb::gil_scoped_release release;
-  program.forward(step);
+  program.forward(step, variant);
 }
 
 double stream_read(int num_threads, size_t num_bytes) {
@@ -142,10 +142,11 @@ NB_MODULE(_native, m) {
       .def("add", &add_instr, nb::arg("op"), nb::arg("in_"), nb::arg("residual"), nb::arg("out"), nb::arg("weights"),
            nb::arg("norm"), nb::arg("eps"), nb::arg("bias"), nb::arg("activation"), nb::arg("layer"), nb::arg("scale"),
            nb::arg("order"), nb::arg("rope"), nb::arg("q_norm"), nb::arg("k_norm"), nb::arg("qk_eps"),
-           nb::arg("window"))
+           nb::arg("window"), nb::arg("variant") = 0)
+      .def("add_variant", &Program::add_variant)
       .def("forward", &forward, nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
            nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
-           nb::arg().noconvert(), nb::arg().noconvert())
+           nb::arg().noconvert(), nb::arg().noconvert(), nb::arg("variant") = 0)
       .def(
           "logits",
           [](Program& p, size_t num_rows, size_t vocab_size) {
@@ -166,7 +167,7 @@ NB_MODULE(_native, m) {
              p.move_slots(page_table.data(), static_cast<int>(page_table.size()), src.data(), dst.data(),
                           static_cast<int>(src.size()));
            })
-      .def_prop_ro("weight_bytes", &Program::weight_bytes)
+      .def("weight_bytes", &Program::weight_bytes, nb::arg("variant") = 0)
       .def_prop_ro("kv_bytes", &Program::kv_bytes)
       .def_prop_ro("scratch_bytes", &Program::scratch_bytes)
       .def_prop_ro("isa", [](Program& p) { return std::string(p.kernels().name); })

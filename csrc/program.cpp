@@ -64,6 +64,7 @@ int Program::add_matrix(SourceFormat source, int outputs, int inputs, const uint
   });
   if (!is_exact) throw std::invalid_argument("a Q4_0 scale is above 8188, which has no lossless minimum in fp16");
   matrices_.push_back(m);
+  has_scratch_ = false;
   max_inputs_ = std::max(max_inputs_, round_up(inputs, kGroup));
   return static_cast<int>(matrices_.size()) - 1;
 }
@@ -72,6 +73,7 @@ int Program::add_vector(const float* data, int n) {
   float* values = reinterpret_cast<float*>(weights_.allocate(sizeof(float) * static_cast<size_t>(round_up(n, kGroup))));
   std::memcpy(values, data, sizeof(float) * static_cast<size_t>(n));
   vectors_.push_back({values, n});
+  has_scratch_ = false;
   return static_cast<int>(vectors_.size()) - 1;
 }
 
@@ -84,6 +86,7 @@ int Program::add_order(const int32_t* columns, int n) {
     is_there[static_cast<size_t>(column)] = true;
   }
   orders_.emplace_back(columns, columns + n);
+  has_scratch_ = false;
   return static_cast<int>(orders_.size()) - 1;
 }
 
@@ -94,16 +97,29 @@ int Program::add_buffer(int width) {
   buffer.width = width;
   buffer.stride = round_up(width, kGroup) + kTileRows;
   buffers_.push_back(std::move(buffer));
+  has_scratch_ = false;
   return static_cast<int>(buffers_.size()) - 1;
 }
 
-void Program::add(const Instr& instr) {
-  check(instr);
+int Program::add_variant() {
+  variants_.emplace_back();
+  return static_cast<int>(variants_.size()) - 1;
+}
+
+size_t Program::checked_variant(int variant) const {
+  if (variant < 0 || variant >= static_cast<int>(variants_.size())) throw std::invalid_argument("no such variant");
+  return static_cast<size_t>(variant);
+}
+
+void Program::add(const Instr& instr, int variant) {
+  Variant& to = variants_[checked_variant(variant)];
+  check(instr, to);
   for (const int w : instr.weights) {
     const PackedMatrix& m = matrices_[static_cast<size_t>(w)];
-    weight_bytes_ += instr.op == Op::Embed ? 0 : m.tile_bytes * static_cast<size_t>(m.tiles);
+    to.weight_bytes += instr.op == Op::Embed ? 0 : m.tile_bytes * static_cast<size_t>(m.tiles);
   }
-  instrs_.push_back(instr);
+  to.instrs.push_back(instr);
+  has_scratch_ = false;
 }
 
 size_t Program::kv_bytes() const {

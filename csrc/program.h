@@ -1,4 +1,5 @@
-// A model as a list of instructions, replayed once per step by all threads of a pool.
+// A model as a list of instructions, replayed once per step by all threads of a pool. Further lists over the same
+// weights and cache are its variants.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -57,7 +58,8 @@ struct Geometry {
 
 // Numbers of a row, and so of anything that a row is multiplied with; a few together fit into an int.
 constexpr int kMaxWidth = 1 << 26;
-// Sizes come from outside: throw std::invalid_argument for those that are not positive or that arithmetic could not hold.
+// Sizes come from outside: throw std::invalid_argument for those that are not positive or that arithmetic could not
+// hold.
 void check_geometry(const Geometry& geometry);
 void check_matrix_shape(int outputs, int inputs);
 
@@ -98,11 +100,15 @@ class Program {
   int add_order(const int32_t* columns, int n);
   // A table of cosines and sines times `magnitude`, one pair of dimensions per frequency, at most half a head's.
   int add_rope(const std::vector<double>& inv_freq, double magnitude);
-  void add(const Instr& instr);
+  // Starts a further list over the same matrices, buffers and cache, such as a model without some of its layers, and
+  // returns its number; the model's own is 0. Passes may have run before.
+  int add_variant();
+  // Appends to a list that no pass has run yet.
+  void add(const Instr& instr, int variant = 0);
 
-  // One pass. Throws std::invalid_argument for arrays that point outside, std::runtime_error for non-finite
+  // One pass of a list. Throws std::invalid_argument for arrays that point outside, std::runtime_error for non-finite
   // activations.
-  void forward(const StepArgs& step);
+  void forward(const StepArgs& step, int variant = 0);
   // Floats from one row of logits to the next.
   int logit_stride() const { return round_up(geometry_.vocab_size, kTileRows) + kTileRows; }
   const float* logits() const { return logits_.get(); }
@@ -111,7 +117,8 @@ class Program {
   // Copies slots src[i] to dst[i] of one sequence, in order, in every layer.
   void move_slots(const int32_t* page_table, int num_table_pages, const int32_t* src, const int32_t* dst, int count);
 
-  size_t weight_bytes() const { return weight_bytes_; }
+  // Bytes of the matrices that a pass of a list reads whole.
+  size_t weight_bytes(int variant = 0) const { return variants_[checked_variant(variant)].weight_bytes; }
   size_t kv_bytes() const;
   size_t scratch_bytes() const;
   Pool& pool() { return pool_; }
@@ -188,7 +195,19 @@ class Program {
     int split;
   };
 
-  void check(const Instr& instr) const;
+  // One list of instructions.
+  struct Variant {
+    std::vector<Instr> instrs;
+    size_t weight_bytes = 0;
+    bool has_run = false;
+    // From this instruction on only the rows whose logits are wanted go on: their keys and values are all that the
+    // others leave behind. It is the last attention, or the LM head of a list without any.
+    size_t narrow_at = 0;
+    std::vector<int> narrowed_buffers;  // what the instructions from there on read and did not make
+  };
+
+  size_t checked_variant(int variant) const;
+  void check(const Instr& instr, const Variant& variant) const;
   void check_names(const Instr& instr) const;
   void check_matrices(const Instr& instr) const;
   void check_attention(const Instr& instr) const;
@@ -198,11 +217,12 @@ class Program {
   void reserve_partials();
   size_t most_split_items() const;
   void plan_attention();
-  void plan_narrowing();
+  void plan_narrowing(Variant& variant) const;
   bool narrow(int thread);
   int longest_context(int row, int num_rows) const;
   void allocate_scratch();
   bool is_coded(int buffer) const;
+  static bool narrows(const Variant& variant, int buffer);
   bool is_quantised(const Instr& instr) const;
   Acts acts_in(const Codes& codes, int inputs) const;
   void encode(const Instr& instr, const float* x, size_t ldx, int row, int num_rows, int column, int num_columns);
@@ -249,14 +269,13 @@ class Program {
   std::vector<Vector> vectors_;
   std::vector<std::vector<int32_t>> orders_;
   std::vector<Buffer> buffers_;
-  std::vector<Instr> instrs_;
+  std::vector<Variant> variants_{1};
   std::vector<KvLayer> kv_;
   Array<uint8_t> kv_data_;  // what kv_ points into
   std::vector<RopeTable> ropes_;
-  size_t weight_bytes_ = 0;
 
   int max_inputs_ = 0;
-  bool has_scratch_ = false;  // from the first pass on
+  bool has_scratch_ = false;  // that fits what was added so far
   std::vector<ThreadScratch> scratch_;
   ThreadScratch shared_;  // inputs of a pass with many rows
   Array<float> logits_;
@@ -264,13 +283,9 @@ class Program {
   std::vector<Array<float>> outgrown_logits_;  // callers may still hold views of them
   std::vector<int32_t> argmax_;
 
-  // From this instruction on only the rows whose logits are wanted go on: their keys and values are all that the others
-  // leave behind. It is the last attention, or the LM head of a program without any.
-  size_t narrow_at_ = 0;
-  std::vector<int> narrowed_buffers_;  // what the instructions from there on read and did not make
-
   // The step that is running.
   const StepArgs* step_ = nullptr;
+  const Variant* running_ = nullptr;
   int num_rows_ = 0;  // in flight
   bool is_narrow_ = false;
   std::vector<RowView> views_;

@@ -37,9 +37,9 @@ void check_matrix_shape(int outputs, int inputs) {
   require_size(inputs, kMaxWidth, "the number of inputs of a matrix");
 }
 
-void Program::check(const Instr& instr) const {
-  require(!has_scratch_, "the program has run already");
-  require(instrs_.empty() || instrs_.back().op != Op::Logits, "nothing may follow the logits");
+void Program::check(const Instr& instr, const Variant& variant) const {
+  require(!variant.has_run, "its list has run already");
+  require(variant.instrs.empty() || variant.instrs.back().op != Op::Logits, "nothing may follow the logits");
   check_names(instr);
   check_matrices(instr);
   switch (instr.op) {

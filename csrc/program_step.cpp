@@ -47,25 +47,31 @@ void Program::Codes::allocate(int rows, int inputs) {
   half_bias = Array<int32_t>(2 * n / kGroup);
 }
 
-// Whether a gated activation makes the buffer and nothing but quantised matrices read it.
+// Whether a gated activation makes the buffer and nothing but quantised matrices read it, in every variant.
 bool Program::is_coded(int buffer) const {
   bool is_made = false;
-  for (const int narrowed : narrowed_buffers_)  // its rows move as floats
-    if (narrowed == buffer) return false;
-  for (const Instr& instr : instrs_) {
-    if (instr.residual == buffer || (instr.out == buffer && instr.op != Op::Gated)) return false;
-    is_made |= instr.out == buffer;
-    if (instr.in != buffer) continue;
-    if (instr.norm >= 0 || instr.order >= 0 || (instr.op != Op::Linear && instr.op != Op::LinearAdd)) return false;
-    for (int w : instr.weights)
-      if (is_float(matrices_[static_cast<size_t>(w)].format)) return false;
+  for (const Variant& variant : variants_) {
+    if (narrows(variant, buffer)) return false;  // its rows move as floats
+    for (const Instr& instr : variant.instrs) {
+      if (instr.residual == buffer || (instr.out == buffer && instr.op != Op::Gated)) return false;
+      is_made |= instr.out == buffer;
+      if (instr.in != buffer) continue;
+      if (instr.norm >= 0 || instr.order >= 0 || (instr.op != Op::Linear && instr.op != Op::LinearAdd)) return false;
+      for (int w : instr.weights)
+        if (is_float(matrices_[static_cast<size_t>(w)].format)) return false;
+    }
   }
   return is_made;
 }
 
+bool Program::narrows(const Variant& variant, int buffer) {
+  const std::vector<int>& narrowed = variant.narrowed_buffers;
+  return std::find(narrowed.begin(), narrowed.end(), buffer) != narrowed.end();
+}
+
 void Program::allocate_scratch() {
   if (has_scratch_) return;
-  plan_narrowing();
+  for (Variant& variant : variants_) plan_narrowing(variant);
   int widest = max_inputs_;  // of the slices of a row that a thread norms
   for (const Vector& v : vectors_) widest = std::max(widest, round_up(v.size, kTileRows));
   auto fill = [&](ThreadScratch& t, int rows) {
@@ -77,6 +83,8 @@ void Program::allocate_scratch() {
   for (size_t i = 0; i < buffers_.size(); i++) {
     Buffer& buffer = buffers_[i];
     buffer.is_coded = is_coded(static_cast<int>(i));
+    buffer.codes = {};
+    buffer.data = {};
     if (buffer.is_coded)
       buffer.codes.allocate(most_rows, buffer.width);
     else
@@ -98,25 +106,28 @@ void Program::allocate_scratch() {
     t.unpacked = Array<uint8_t>(most_unpacked);
     t.attend = Array<float>(attend_scratch_floats(geometry_.head_dim) + 2 * partial_floats(d_pad));
   }
-  num_counters_ = instrs_.size();
+  num_counters_ = 0;
+  for (const Variant& variant : variants_) num_counters_ = std::max(num_counters_, variant.instrs.size());
   next_item_ = std::make_unique<std::atomic<int>[]>(num_counters_);
   pending_ = std::make_unique<std::atomic<int>[]>(most_split_items());
   has_scratch_ = true;
 }
 
-void Program::plan_narrowing() {
-  narrow_at_ = instrs_.size();
-  narrowed_buffers_.clear();
-  for (size_t i = 0; i < instrs_.size(); i++)
-    if (instrs_[i].op == Op::Attention || (instrs_[i].op == Op::Logits && narrow_at_ == instrs_.size())) narrow_at_ = i;
+void Program::plan_narrowing(Variant& variant) const {
+  const std::vector<Instr>& instrs = variant.instrs;
+  variant.narrow_at = instrs.size();
+  variant.narrowed_buffers.clear();
+  for (size_t i = 0; i < instrs.size(); i++)
+    if (instrs[i].op == Op::Attention || (instrs[i].op == Op::Logits && variant.narrow_at == instrs.size()))
+      variant.narrow_at = i;
   std::vector<bool> is_made(buffers_.size(), false);
-  for (size_t i = narrow_at_; i < instrs_.size(); i++) {
-    for (const int b : {instrs_[i].in, instrs_[i].residual}) {
+  for (size_t i = variant.narrow_at; i < instrs.size(); i++) {
+    for (const int b : {instrs[i].in, instrs[i].residual}) {
       if (b < 0 || is_made[static_cast<size_t>(b)]) continue;
       is_made[static_cast<size_t>(b)] = true;
-      narrowed_buffers_.push_back(b);
+      variant.narrowed_buffers.push_back(b);
     }
-    if (instrs_[i].out >= 0) is_made[static_cast<size_t>(instrs_[i].out)] = true;
+    if (instrs[i].out >= 0) is_made[static_cast<size_t>(instrs[i].out)] = true;
   }
 }
 
@@ -129,7 +140,7 @@ bool Program::narrow(int thread) {
     for (int r = 0; r < s.num_logit_rows; r++) {  // ascending: no row is overwritten before it is read
       const size_t to = static_cast<size_t>(r), from = static_cast<size_t>(s.logit_rows[r]);
       views_[to] = views_[from];
-      for (const int b : narrowed_buffers_) {
+      for (const int b : running_->narrowed_buffers) {
         const Buffer& buffer = buffers_[static_cast<size_t>(b)];
         const size_t stride = static_cast<size_t>(buffer.stride);
         std::memmove(buffer.data.get() + to * stride, buffer.data.get() + from * stride, stride * sizeof(float));
@@ -181,27 +192,31 @@ int Program::longest_context(int row, int num_rows) const {
   return longest;
 }
 
-void Program::forward(const StepArgs& step) {
+void Program::forward(const StepArgs& step, int variant) {
+  Variant& list = variants_[checked_variant(variant)];
   validate(step);
   allocate_scratch();
   plan(step);
   step_ = &step;
+  running_ = &list;
+  list.has_run = true;
   pool_.run([this](int thread) { execute(thread); });
   step_ = nullptr;
   const int64_t bad = non_finite_.load();
   if (bad != kAllFinite) {
-    const Instr& instr = instrs_[static_cast<size_t>(bad >> 32)];
+    const Instr& instr = list.instrs[static_cast<size_t>(bad >> 32)];
     int layer = 0;  // linear maps between two attentions belong to the layer of the later Linear that names one
-    for (size_t i = 0; i <= static_cast<size_t>(bad >> 32); i++) layer = std::max(layer, instrs_[i].layer);
+    for (size_t i = 0; i <= static_cast<size_t>(bad >> 32); i++) layer = std::max(layer, list.instrs[i].layer);
     throw std::runtime_error("non-finite activations in layer " + std::to_string(layer) + ", row " +
                              std::to_string(bad & 0xffffffff) + (instr.op == Op::Logits ? ", at the LM head" : ""));
   }
 }
 
 void Program::execute(int thread) {
-  for (size_t i = 0; i < instrs_.size(); i++) {
-    const Instr& instr = instrs_[i];
-    if (i == narrow_at_ && !narrow(thread)) return;
+  const std::vector<Instr>& instrs = running_->instrs;
+  for (size_t i = 0; i < instrs.size(); i++) {
+    const Instr& instr = instrs[i];
+    if (i == running_->narrow_at && !narrow(thread)) return;
     const Clock::time_point begin = is_profiling_ && thread == 0 ? Clock::now() : Clock::time_point{};
     switch (instr.op) {
       case Op::Embed: run_embed(instr, thread); break;
@@ -220,7 +235,7 @@ void Program::execute(int thread) {
 
 void Program::flag_non_finite(const Instr& instr, int row) {
   if (is_narrow_) row = step_->logit_rows[row];
-  const int64_t mine = (static_cast<int64_t>(&instr - instrs_.data()) << 32) | row;
+  const int64_t mine = (static_cast<int64_t>(&instr - running_->instrs.data()) << 32) | row;
   int64_t least = non_finite_.load();
   while (mine < least && !non_finite_.compare_exchange_weak(least, mine)) {
   }

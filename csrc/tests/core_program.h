@@ -59,12 +59,52 @@ struct Model {
 
   std::unique_ptr<Program> bind(const KernelTable& table, int num_threads) const {
     auto program = bind_without_logits(table, num_threads);
-    const std::vector<float> norm(kHidden, 1.1f);
-    program->add(instr(Op::Logits, 0, -1, -1, {0}, program->add_vector(norm.data(), kHidden), -1));
+    add_logits(*program, 0);
     return program;
   }
-  // Buffers: hidden state, QKV, attended, inner. The embedding is matrix 0.
+  // The same weights with one of the layers alone as the program.
+  std::unique_ptr<Program> bind_layer(const KernelTable& table, int num_threads, int layer) const {
+    auto program = bind_parts(table, num_threads, {layer});
+    add_logits(*program, 0);
+    return program;
+  }
+  // Another matrix, of floats, that could read what a gate lets through.
+  static int add_float_down(Program& program) {
+    Rng rng(5);
+    const std::vector<uint8_t> bytes = random_source(rng, SourceFormat::F32, kHidden, kInner);
+    return program.add_matrix(SourceFormat::F32, kHidden, kInner, bytes.data(), nullptr);
+  }
+  // One of the layers as a variant of a program that `bind` made; returns its number. `down` is the matrix that reads
+  // what the gate lets through, -1 the layer's own.
+  int add_layer(Program& program, int layer, int down = -1) const {
+    const int variant = program.add_variant();
+    add_embed(program, variant);
+    add_layer_instrs(program, variant, layer, down);
+    add_logits(program, variant);
+    return variant;
+  }
   std::unique_ptr<Program> bind_without_logits(const KernelTable& table, int num_threads) const {
+    return bind_parts(table, num_threads, {0, 1});
+  }
+
+ private:
+  // Matrices: the embedding, then of each layer q, k, v, o, gate, up and down. Vectors: of each layer the norms before
+  // QKV and before the gate, then that of the logits. Buffers: hidden state, QKV, attended, inner.
+  static void add_embed(Program& program, int variant) {
+    program.add(instr(Op::Embed, -1, -1, 0, {0}, -1, -1), variant);
+  }
+  static void add_layer_instrs(Program& program, int variant, int layer, int down = -1) {
+    const int m = 1 + 7 * layer, v = 2 * layer;
+    program.add(instr(Op::Linear, 0, -1, 1, {m, m + 1, m + 2}, v, layer), variant);
+    program.add(instr(Op::Attention, 1, -1, 2, {}, -1, layer), variant);
+    program.add(instr(Op::LinearAdd, 2, 0, 0, {m + 3}, -1, -1), variant);
+    program.add(instr(Op::Gated, 0, -1, 3, {m + 4, m + 5}, v + 1, -1), variant);
+    program.add(instr(Op::LinearAdd, 3, 0, 0, {down < 0 ? m + 6 : down}, -1, -1), variant);
+  }
+  static void add_logits(Program& program, int variant) {
+    program.add(instr(Op::Logits, 0, -1, -1, {0}, 4, -1), variant);
+  }
+  std::unique_ptr<Program> bind_parts(const KernelTable& table, int num_threads, const std::vector<int>& layers) const {
     const Geometry g{kVocab, 2, num_heads, num_kv_heads, head_dim, kPages, kMaxRows, is_kv_f32};
     std::vector<double> inv_freq;
     for (int i = 0; i < head_dim / 2; i++) inv_freq.push_back(std::pow(10000.0, -2.0 * i / head_dim));
@@ -81,29 +121,29 @@ struct Model {
       for (float& x : w) x = rng.uniform(0.5f, 1.5f);
       return program->add_vector(w.data(), n);
     };
-    const int x = program->add_buffer(kHidden), q = program->add_buffer(qkv());
-    const int attended = program->add_buffer(num_heads * head_dim), inner = program->add_buffer(kInner);
+    for (const int width : {kHidden, qkv(), num_heads * head_dim, kInner}) program->add_buffer(width);
     // The last tokens are the first ones again: the largest logit is often there twice, further apart than a thread's
     // tiles.
     std::vector<int32_t> rows;
     for (int n = 0; n < kVocab; n++) rows.push_back(n % 300);
     const std::vector<uint8_t> table_bytes = tame_source(rng, source, kVocab, kHidden);
-    const int embedding = program->add_matrix(source, kVocab, kHidden, table_bytes.data(), rows.data());
-    program->add(instr(Op::Embed, -1, -1, x, {embedding}, -1, -1));
+    program->add_matrix(source, kVocab, kHidden, table_bytes.data(), rows.data());
     for (int layer = 0; layer < 2; layer++) {
-      const std::vector<int> maps{matrix(num_heads * head_dim, kHidden), matrix(num_kv_heads * head_dim, kHidden),
-                                  matrix(num_kv_heads * head_dim, kHidden)};
-      program->add(instr(Op::Linear, x, -1, q, maps, norm(kHidden), layer));
-      program->add(instr(Op::Attention, q, -1, attended, {}, -1, layer));
-      program->add(instr(Op::LinearAdd, attended, x, x, {matrix(kHidden, num_heads * head_dim)}, -1, -1));
-      const std::vector<int> gate_up{matrix(kInner, kHidden), matrix(kInner, kHidden)};
-      program->add(instr(Op::Gated, x, -1, inner, gate_up, norm(kHidden), -1));
-      program->add(instr(Op::LinearAdd, inner, x, x, {matrix_as(down, kHidden, kInner)}, -1, -1));
+      matrix(num_heads * head_dim, kHidden);
+      for (int i = 0; i < 2; i++) matrix(num_kv_heads * head_dim, kHidden);
+      norm(kHidden);
+      matrix(kHidden, num_heads * head_dim);
+      for (int i = 0; i < 2; i++) matrix(kInner, kHidden);
+      norm(kHidden);
+      matrix_as(down, kHidden, kInner);
     }
+    const std::vector<float> last_norm(kHidden, 1.1f);
+    program->add_vector(last_norm.data(), kHidden);
+    add_embed(*program, 0);
+    for (const int layer : layers) add_layer_instrs(*program, 0, layer);
     return program;
   }
 
- private:
   static Instr instr(Op op, int in, int residual, int out, std::vector<int> weights, int norm, int layer) {
     Instr i{};
     i.op = op;
@@ -163,7 +203,7 @@ struct Rows {
     seq_ids.push_back(num_seqs - 1);
   }
   // Logits [logit rows][vocabulary] of one pass.
-  std::vector<float> forward(Program& program) const {
+  std::vector<float> forward(Program& program, int variant = 0) const {
     const StepArgs step{static_cast<int>(token_ids.size()),
                         token_ids.data(),
                         positions.data(),
@@ -177,7 +217,7 @@ struct Rows {
                         static_cast<int>(page_table.size()) / num_seqs,
                         logit_rows.data(),
                         static_cast<int>(logit_rows.size())};
-    program.forward(step);
+    program.forward(step, variant);
     std::vector<float> out;
     const size_t stride = static_cast<size_t>(program.logit_stride());
     for (size_t r = 0; r < logit_rows.size(); r++) {
@@ -198,7 +238,7 @@ inline std::vector<int32_t> page_order(int stride) {
 
 // Logits of the positions from `start` on, in passes of the given sizes over and over.
 inline std::vector<float> run_text(Program& program, const std::vector<int>& text, const std::vector<int>& passes,
-                                   int page_stride, size_t start = 0) {
+                                   int page_stride, size_t start = 0, int variant = 0) {
   std::vector<float> out;
   size_t at = start;
   for (size_t i = 0; at < text.size(); i++) {
@@ -207,15 +247,15 @@ inline std::vector<float> run_text(Program& program, const std::vector<int>& tex
       const int slot = static_cast<int>(at);
       rows.add(text[at], slot, slot, slot + 1);
     }
-    const std::vector<float> logits = rows.forward(program);
+    const std::vector<float> logits = rows.forward(program, variant);
     out.insert(out.end(), logits.begin(), logits.end());
   }
   return out;
 }
 
 // Passes that want the logits of some of their rows, or of none.
-inline void check_wanted_rows(Program& program, const std::vector<int>& text, const std::vector<float>& want,
-                              Rng& rng) {
+inline void check_wanted_rows(Program& program, const std::vector<int>& text, const std::vector<float>& want, Rng& rng,
+                              int variant = 0) {
   for (size_t at = 0; at < text.size();) {
     Rows rows(page_order(1));
     const size_t begin = at, num = static_cast<size_t>(rng.between(1, Model::kMaxRows));
@@ -228,7 +268,7 @@ inline void check_wanted_rows(Program& program, const std::vector<int>& text, co
     for (const int32_t row : rows.logit_rows)
       if (rng.between(1, one_in) == 1) wanted.push_back(row);
     rows.logit_rows = wanted;
-    const std::vector<float> got = rows.forward(program);
+    const std::vector<float> got = rows.forward(program, variant);
     for (size_t r = 0; r < wanted.size(); r++)
       CHECK(std::memcmp(got.data() + r * Model::kVocab,
                         want.data() + (begin + static_cast<size_t>(wanted[r])) * Model::kVocab, Model::kVocab * 4) == 0,
@@ -298,14 +338,66 @@ inline void check_tree(const Model& model, const KernelTable& table, int num_thr
   CHECK(same_bits(next.forward(*program), next.forward(*plain)), "%s: after moving slots", table.name);
 }
 
-inline void check_refused(Program& program, const Rows& rows, const char* what) {
-  bool is_refused = false;
-  try {
-    rows.forward(program);
-  } catch (const std::invalid_argument&) {
-    is_refused = true;
+// A layer as a variant has the bits of a program of that layer alone, and neither disturbs the other; variants come
+// when the whole model has run.
+inline void check_variants(const Model& model, const KernelTable& table, int num_threads, const std::vector<int>& text,
+                           Rng& rng) {
+  const auto program = model.bind(table, num_threads);
+  const int float_down = Model::add_float_down(*program);
+  const std::vector<float> whole = run_text(*program, text, {40, 7}, 1);
+  const size_t whole_bytes = program->weight_bytes();
+  for (int layer = 0; layer < 2; layer++) {
+    const auto alone = model.bind_layer(reference(), 1, layer);
+    const std::vector<float> want = run_text(*alone, text, {11}, 1);
+    const int variant = model.add_layer(*program, layer);
+    CHECK(program->weight_bytes(variant) == alone->weight_bytes(), "layer %d", layer);
+    CHECK(same_bits(want, run_text(*program, text, {1, 40, 17, 3}, 1, 0, variant)), "%s, %s, layer %d", table.name,
+          name_of(model.source), layer);
+    check_wanted_rows(*program, text, want, rng, variant);
+    CHECK(same_bits(whole, run_text(*program, text, {1, 16, 33}, 1)), "%s: the whole model after layer %d", table.name,
+          layer);
+    check_wanted_rows(*program, text, whole, rng);
   }
-  CHECK(is_refused, "%s", what);
+  CHECK(program->weight_bytes() == whole_bytes, "a variant's bytes are the model's");
+  // What a gate lets through was quantised at once, until somebody reads it as floats.
+  const int floats = model.add_layer(*program, 1, float_down);
+  const std::vector<float> first = run_text(*program, text, {40}, 1, 0, floats);
+  CHECK(same_bits(whole, run_text(*program, text, {40, 2}, 1)), "%s: the whole model after floats", table.name);
+  CHECK(same_bits(first, run_text(*program, text, {3, 33}, 1, 0, floats)), "%s: floats again", table.name);
+}
+
+template <class Fn>
+bool refuses(Fn run) {
+  try {
+    run();
+  } catch (const std::invalid_argument&) {
+    return true;
+  }
+  return false;
+}
+
+inline void check_refused(Program& program, const Rows& rows, const char* what) {
+  CHECK(refuses([&] { rows.forward(program); }), "%s", what);
+}
+
+inline void test_variants_refuse() {
+  const Model model{SourceFormat::Q8_0, 4, 2, 16, false};
+  const auto program = model.bind(reference(), 1);
+  const int variant = model.add_layer(*program, 1);
+  Rows rows({0, 1});
+  rows.add(0, 0, 0, 1);
+  for (const int unknown : {-1, variant + 1}) {
+    CHECK(refuses([&] { rows.forward(*program, unknown); }), "a pass of variant %d", unknown);
+    CHECK(refuses([&] { program->weight_bytes(unknown); }), "the bytes of variant %d", unknown);
+    CHECK(refuses([&] { program->add(Instr{Op::Embed, -1, -1, 0, {0}}, unknown); }), "variant %d", unknown);
+  }
+  CHECK(refuses([&] { program->add(Instr{Op::Gated, 0, -1, 3, {5, 6}}, variant); }), "something after the logits");
+  const int open = program->add_variant();
+  program->add(Instr{Op::Embed, -1, -1, 0, {0}}, open);
+  CHECK(refuses([&] { program->add(Instr{Op::Gated, 0, -1, 3, {5, 4}}, open); }), "a gate of other sizes");
+  rows.logit_rows.clear();
+  rows.forward(*program, open);
+  CHECK(refuses([&] { program->add(Instr{Op::Gated, 0, -1, 3, {5, 6}}, open); }), "a list that has run");
 }
 
 inline void test_program_refuses() {
@@ -351,6 +443,7 @@ inline void check_program(const Model& model, int text_len, size_t turn) {
     turn++;
   }
   check_tree(model, *all_tables().back(), 2, text);
+  check_variants(model, *all_tables()[turn % all_tables().size()], 1 + static_cast<int>(turn % 3), text, rng);
   check_two_sequences(model, *all_tables().back(), text);
 }
 
@@ -388,13 +481,7 @@ inline void test_program_refuses_instructions() {
     for (int k = 0; k < Model::kInner; k++) columns[static_cast<size_t>(k)] = k;
     program->add_order(columns.data(), Model::kInner);
     change(instr);
-    bool is_refused = false;
-    try {
-      program->add(instr);
-    } catch (const std::invalid_argument&) {
-      is_refused = true;
-    }
-    CHECK(is_refused, "%s", what);
+    CHECK(refuses([&] { program->add(instr); }), "%s", what);
   };
   // Buffers: 0 the hidden state, 1 QKV, 2 attended, 3 inner. Matrices: 0 the embedding, 1 to 3 QKV, 4 o, 5 and 6 gate
   // and up, 7 down. Vector 0 is a norm of the hidden state, order 0 one of the inner columns.
@@ -425,13 +512,7 @@ inline void test_program_refuses_instructions() {
   check("no matrix", qkv, [](Instr& i) { i.weights = {}; });
   check("more matrices than any instruction has", qkv, [](Instr& i) { i.weights = {0, 0, 0, 0}; });
   const auto program = model.bind(reference(), 1);
-  bool is_refused = false;
-  try {
-    program->add(gated);
-  } catch (const std::invalid_argument&) {
-    is_refused = true;
-  }
-  CHECK(is_refused, "something after the logits");
+  CHECK(refuses([&] { program->add(gated); }), "something after the logits");
 }
 
 inline void test_program() {
@@ -452,6 +533,7 @@ inline void test_program() {
   check_program({SourceFormat::Q4_1, 4, 1, 24, true}, 270, turn++);
   check_program({SourceFormat::Q8_0, 3, 3, 32, false}, 250, turn++);
   test_program_refuses();
+  test_variants_refuse();
 }
 
 }  // namespace test

@@ -14,9 +14,9 @@ from forerun.bench import certify as certify_module
 from forerun.bench.certify import Certificate, certify
 from forerun.bench.chi_square import chi_square, survival
 from forerun.cli.main import app
-from forerun.drafters import draft_model
+from forerun.drafters import chain
 from forerun.drafters.base import Proposal
-from forerun.drafters.draft_model import DraftModelDrafter
+from forerun.drafters.chain import ChainDrafting
 from forerun.drafters.spec import Speculation
 from forerun.sampling.drafting import draft_from_shared
 from forerun.sampling.native import NativeSampler
@@ -82,16 +82,23 @@ def test_what_is_exact_passes(llm: LLM, drafting: str, rule: VerifyRule) -> None
     assert 0.2 < certificate.num_accepted / certificate.num_drafted < 0.9
 
 
-def test_planted_q_of_another_temperature_is_caught(llm: LLM, drafting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    add = DraftModelDrafter._add
+def test_the_targets_own_layers_pass(llm: LLM) -> None:
+    certificate = run(llm, "self:layers=1-1,k=3,policy=fixed", "block")
+    assert failed(certificate) == []
+    assert certificate.num_drafted > NUM_RUNS
+    assert certificate.num_accepted > NUM_RUNS / 10
 
-    def wrong(self: DraftModelDrafter, guess: Any, children: Any, law: Any, *rest: Any) -> None:
+
+def test_planted_q_of_another_temperature_is_caught(llm: LLM, drafting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    add = ChainDrafting._add
+
+    def wrong(self: ChainDrafting, guess: Any, children: Any, law: Any, *rest: Any) -> None:
         add(self, guess, children, law, *rest)
         if guess.q_rows[-1] is not None:
             hotter = np.sqrt(guess.q_rows[-1])
             guess.q_rows[-1] = hotter / hotter.sum()
 
-    monkeypatch.setattr(DraftModelDrafter, "_add", wrong)
+    monkeypatch.setattr(ChainDrafting, "_add", wrong)
     assert any(name.startswith("law:") for name in failed(run(llm, drafting, "token")))
 
 
@@ -108,23 +115,23 @@ def test_planted_shared_noise_with_a_ratio_test_is_caught(
         return sampling_uniform(key, drafted[node], committed_len + node, 0, Stream.SHARED)
 
     drafted: dict[int, int] = {}
-    add = DraftModelDrafter._add
+    add = ChainDrafting._add
 
-    def remember(self: DraftModelDrafter, guess: Any, children: Any, *rest: Any) -> None:
+    def remember(self: ChainDrafting, guess: Any, children: Any, *rest: Any) -> None:
         add(self, guess, children, *rest)
         drafted[len(guess.token_ids) - 1] = children[0]
 
-    monkeypatch.setattr(DraftModelDrafter, "_add", remember)
+    monkeypatch.setattr(ChainDrafting, "_add", remember)
     monkeypatch.setattr(NativeSampler, "coin", coin_from_shared)
-    monkeypatch.setattr(draft_model, "draft_from_own", from_shared)
+    monkeypatch.setattr(chain, "draft_from_own", from_shared)
     monkeypatch.setattr(rounds, "last_draw", last_from_shared)
     assert any(name.startswith("law:") for name in failed(run(llm, drafting, "token")))
 
 
 def test_planted_pruning_by_value_is_caught(llm: LLM, drafting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    proposal_of = DraftModelDrafter._proposal
+    proposal_of = ChainDrafting._proposal
 
-    def pruned(self: DraftModelDrafter, guess: Any) -> Proposal:
+    def pruned(self: ChainDrafting, guess: Any) -> Proposal:
         whole = proposal_of(self, guess)
         draft, count = whole.draft, 0
         for node, token_id in enumerate(draft.token_ids):
@@ -138,7 +145,7 @@ def test_planted_pruning_by_value_is_caught(llm: LLM, drafting: str, monkeypatch
         )  # fmt: skip
         return Proposal(kept, whole.cells[:count])
 
-    monkeypatch.setattr(DraftModelDrafter, "_proposal", pruned)
+    monkeypatch.setattr(ChainDrafting, "_proposal", pruned)
     assert any(name.startswith("law:") for name in failed(run(llm, drafting, "token")))
 
 

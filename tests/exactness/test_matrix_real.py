@@ -198,6 +198,8 @@ def test_every_drafter(plain: LLM, served: LLM, text: str, law: dict[str, Any]) 
     expected = answer(plain, prompt, params)
     for spec in ("off", "ngram:k=1,policy=fixed", "ngram:k=2", "ngram:k=8", "ngram:k=16,policy=fixed"):
         assert answer(served, prompt, params, spec) == expected, spec
+    for spec in ("self:k=4,policy=fixed", "self:layers=0-4.8-17,k=3,policy=fixed", "self:layers=6+ngram"):
+        assert answer(served, prompt, params, spec) == expected, spec
     for name, plan in plans(plain).items():
         assert answer(served, prompt, params, script(plain, expected, plan)) == expected, name
 

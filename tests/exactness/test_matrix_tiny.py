@@ -91,6 +91,13 @@ LOOKUP = [
     *("suffix", "suffix:k=16,policy=fixed", "suffix:k=63,min_prob=0.001,policy=fixed", "suffix:k=4,tree=off"),
 ]
 
+OWN_LAYERS = [
+    "self:layers=1,k=4,policy=fixed",
+    "self:layers=0-0.2-2,k=3,width=2,policy=fixed",
+    "self:layers=3,k=8",
+    "self",
+]
+
 
 def params_of(name: str, **changes: Any) -> SamplingParams:
     return SamplingParams(**({"max_tokens": 40, "logprobs": 3} | PARAMS[name] | changes))
@@ -125,7 +132,7 @@ def test_every_parameter_with_every_drafter(reference: LLM, machines: list[LLM],
     expected = answer(reference, PROMPT, params)
     # Each drafter meets each machine with one parameter or another.
     turns = itertools.cycle(machines[list(PARAMS).index(name) % len(machines) :] + machines)
-    for speculation in ("off", *LOOKUP, *speculations(expected)):
+    for speculation in ("off", *LOOKUP, *OWN_LAYERS, *speculations(expected)):
         assert answer(next(turns), PROMPT, params, speculation) == expected, str(speculation)[:80]
 
 

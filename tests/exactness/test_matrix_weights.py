@@ -50,7 +50,8 @@ def test_every_format_conversion_and_kv_type(paths: dict[str, Path], fmt: str, q
     expected = answer(open_llm(paths[fmt], "scalar", chunk=64, **options), PROMPT, PARAMS)
     for isa in ISAS:
         llm = open_llm(paths[fmt], isa, chunk=7, **options)
-        assert answer(llm, PROMPT, PARAMS, "ngram:k=8,policy=fixed") == expected
+        for spec in ("ngram:k=8,policy=fixed", "self:layers=1-1,k=3,policy=fixed"):
+            assert answer(llm, PROMPT, PARAMS, spec) == expected
         for plan in (noise(7, VOCAB_SIZE), hole(16, 3, 84), fork(8, VOCAB_SIZE)):
             assert answer(llm, PROMPT, PARAMS, scripted(expected.token_ids, plan, VOCAB_SIZE)) == expected
         own = complete(llm, PROMPT, PARAMS, scripted(expected.token_ids, right(8), VOCAB_SIZE))

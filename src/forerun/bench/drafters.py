@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from statistics import median
 
 from forerun.bench.fidelity import packaged_text
 from forerun.drafters.base import Budget, DraftContext, Drafter, DrafterOptions
 from forerun.drafters.spec import Speculation
+from forerun.engine.batches import decode_batch, prompt_batch
 from forerun.engine.llm import LLM
+from forerun.engine.sequence import Sequence
+from forerun.engine.step import MAX_STEP_NODES
 from forerun.errors import ConfigError
-from forerun.types import SamplingParams
+from forerun.types import Draft, SamplingParams
 
 PROMPT_LEN = 2048
 NUM_STEPS = 64
 MAX_NODES = 8
+_SEQUENCE_ID = -1  # no request has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +57,23 @@ def measure_drafter(llm: LLM, options: DrafterOptions) -> DrafterCost:
     (source,) = speculator.sources
     token_ids = _text_ids(llm)
     prompt, rest = token_ids[:-NUM_STEPS], token_ids[-NUM_STEPS:]
-    context = DraftContext(
-        prompt_token_ids=prompt,
-        end_ids=frozenset(),
-        params=SamplingParams(),
-        noise_key=0,
-        stream="shared",
-        max_len=len(token_ids) + MAX_NODES + 1,
-        prediction=token_ids,
-    )
-    began = time.perf_counter()
-    drafter = source.open(context)
-    open_s = time.perf_counter() - began
-    try:
-        steps = list(_follow(drafter, rest))
-    finally:
-        drafter.close()
+    max_len = len(token_ids) + MAX_NODES + 1
+    with closing(Sequence(_SEQUENCE_ID, prompt, max_len, llm.engine.pages)) as sequence:
+        context = DraftContext(
+            prompt_token_ids=prompt,
+            end_ids=frozenset(),
+            params=SamplingParams(),
+            noise_key=0,
+            stream="shared",
+            max_len=max_len,
+            prediction=token_ids,
+            slots=sequence,
+        )
+        began = time.perf_counter()
+        drafter = source.open(context)
+        open_s = time.perf_counter() - began
+        with closing(drafter):
+            steps = list(_follow(llm, sequence, drafter, rest))
     return DrafterCost(
         open_s=open_s,
         propose_s=median(step[0] for step in steps),
@@ -78,14 +84,26 @@ def measure_drafter(llm: LLM, options: DrafterOptions) -> DrafterCost:
     )
 
 
-def _follow(drafter: Drafter, token_ids: tuple[int, ...]) -> Iterator[tuple[float, float, int]]:
-    """Seconds to propose, seconds to advance and draft passes, step by step."""
+def _follow(
+    llm: LLM, sequence: Sequence, drafter: Drafter, token_ids: tuple[int, ...]
+) -> Iterator[tuple[float, float, int]]:
+    """Seconds to propose, seconds to advance and draft passes, step by step, with the target's passes between them."""
+    while sequence.cached_len < sequence.committed_len - 1:
+        end = min(sequence.cached_len + MAX_STEP_NODES + 1, sequence.committed_len - 1)
+        sequence.reserve(end)
+        llm.target.forward(prompt_batch(sequence, end))
+        sequence.mark_cached(end)
     for token_id in token_ids:
         began = time.perf_counter()
         proposal = drafter.propose(Budget(MAX_NODES, (0.0,) * MAX_NODES, lambda cell: 0.5))
         proposed = time.perf_counter()
+        sequence.reserve(sequence.committed_len)
+        llm.target.forward(decode_batch(sequence, Draft()))
+        sequence.mark_cached(sequence.committed_len)
+        sequence.commit((token_id,), num_cached=0)
+        verified = time.perf_counter()
         drafter.advance((token_id,))
-        yield proposed - began, time.perf_counter() - proposed, proposal.num_steps
+        yield proposed - began, time.perf_counter() - verified, proposal.num_steps
 
 
 def _text_ids(llm: LLM) -> tuple[int, ...]:

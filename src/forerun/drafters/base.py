@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
-from forerun.models.bound import BindSettings
+from forerun.models.bound import BindSettings, BoundModel
 from forerun.models.tokenizer import Tokenizer
 from forerun.ops.base import Executor
 from forerun.sampling.distribution import RowSampler
-from forerun.types import Draft, DraftTraits, ForwardOutput, NoiseStream, SamplingParams
+from forerun.types import Draft, DraftTraits, ForwardOutput, Int32Array, NoiseStream, SamplingParams
 
 Policy = Literal["adaptive", "fixed"]
 
@@ -33,6 +33,7 @@ class DraftTarget:
         vocab_size: ids are below this.
         max_model_len: tokens of prompt and output at most.
         settings: how it was bound; a second model is bound likewise.
+        model: what the executor runs, for drafters that run parts of it; None where it has no parts.
     """
 
     executor: Executor
@@ -41,6 +42,27 @@ class DraftTarget:
     vocab_size: int
     max_model_len: int
     settings: BindSettings
+    model: BoundModel | None = None
+
+
+class TargetSlots(Protocol):
+    """A request's place in the target's cache, for a drafter that runs the target's own weights. Set by the engine.
+
+    Such a drafter may write the slots from cached_len on, all of which it must count as garbage in the next step: the
+    target's pass writes them anew, and what lies behind that is nobody's.
+
+    Attributes:
+        cached_len: the target has written the keys and values of the committed tokens [0, cached_len).
+    """
+
+    cached_len: int
+
+    @property
+    def page_table(self) -> Int32Array:
+        """[P] int32, the pages that hold the slots, in their order."""
+
+    def try_reserve(self, num_slots: int) -> bool:
+        """Whether slots [0, num_slots) have pages, once those that are missing have been asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +78,7 @@ class DraftContext:
         max_len: tokens of prompt and output at most.
         prediction: ids of a text the caller expects, empty without one.
         salt: requests of one salt may learn from each other; others must not.
+        slots: its place in the target's cache; None where no target runs.
     """
 
     prompt_token_ids: Sequence[int]
@@ -66,6 +89,7 @@ class DraftContext:
     max_len: int
     prediction: tuple[int, ...] = ()
     salt: str = ""
+    slots: TargetSlots | None = None
 
     @property
     def partition(self) -> str:

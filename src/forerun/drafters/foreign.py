@@ -15,15 +15,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from forerun.drafters.base import NOTHING, Budget, DraftContext, DrafterSource, DraftTarget, Policy, Proposal
-from forerun.drafters.draft_model import (
-    MAX_K,
-    MAX_STEP_ROWS,
-    NUM_DEPTHS,
-    PRIOR_BY_DEPTH,
-    ChainSettings,
-    DraftModelSource,
-    bind_draft_model,
-)
+from forerun.drafters.chain import MAX_K, NUM_DEPTHS, PRIOR_BY_DEPTH, ChainSettings
+from forerun.drafters.draft_model import MAX_STEP_ROWS, DraftModelSource, bind_draft_model
 from forerun.drafters.model_sequence import ModelSequence
 from forerun.drafters.vocabulary import SharedTokens, respell
 from forerun.errors import ConfigError

@@ -19,6 +19,7 @@ from forerun.drafters.lookahead import LookaheadOptions
 from forerun.drafters.ngram import NgramOptions
 from forerun.drafters.prediction import PredictionOptions
 from forerun.drafters.recycling import RecyclingOptions
+from forerun.drafters.self_speculative import SelfOptions
 from forerun.drafters.suffix import SuffixOptions
 from forerun.errors import ConfigError, RequestError
 from forerun.types import VerifyRule
@@ -32,6 +33,7 @@ REGISTRY: dict[str, type[DrafterOptions]] = {
         RecyclingOptions,
         LookaheadOptions,
         PredictionOptions,
+        SelfOptions,
         DraftModelOptions,
         ForeignOptions,
     )

@@ -68,8 +68,8 @@ class Engine:
         """
         with (
             self._one_at_a_time(),
-            self._plan(request, speculator) as planner,
             self._open(request) as sequence,
+            self._plan(request, sequence, speculator) as planner,
         ):
             yield from self._steps(request, sequence, planner)
 
@@ -99,7 +99,7 @@ class Engine:
         yield StreamEvent(outcome.tokens, outcome.record, _completion(run, run.output.finish_reason, tally))
 
     @contextmanager
-    def _plan(self, request: Request, speculator: Speculator | None) -> Iterator[Planner | None]:
+    def _plan(self, request: Request, sequence: Sequence, speculator: Speculator | None) -> Iterator[Planner | None]:
         if speculator is None:
             yield None
             return
@@ -112,6 +112,7 @@ class Engine:
                 stream=drafting_stream(request.rule),
                 max_len=request.max_len,
                 prediction=request.prediction,
+                slots=sequence,
             )
         )
         try:

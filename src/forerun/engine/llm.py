@@ -98,7 +98,9 @@ class LLM:
         pages = PageManager(num_pages_for(max_len))
         sampler = _create_sampler(config.vocab_size)
         self.engine = Engine(self.target, sampler, self.tokenizer, pages, chunk)
-        self._draft_target = DraftTarget(self.target, sampler, self.tokenizer, config.vocab_size, max_len, settings)
+        self._draft_target = DraftTarget(
+            self.target, sampler, self.tokenizer, config.vocab_size, max_len, settings, bound
+        )
         self._speculators: dict[Speculation, Speculator] = {}
         self._costs: StepCosts | None = None
         self._cost_key = _cost_key(loaded.path, quant, kv, self.target)

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Tokens
 
 import numpy as np
 
+from forerun.errors import RequestError
 from forerun.kv.pages import PageManager, num_pages_for
 from forerun.types import Int32Array
 
@@ -72,6 +73,15 @@ class Sequence:
         for page in self._pages.extend(self._sequence_id, num_slots):
             self._page_table[self._num_pages] = page
             self._num_pages += 1
+
+    def try_reserve(self, num_slots: int) -> bool:
+        """Whether slots [0, num_slots) have pages, once those that are missing have been asked for."""
+        try:
+            if num_slots <= self.max_len:
+                self.reserve(num_slots)
+        except RequestError:
+            return False
+        return num_slots <= self.max_len
 
     def mark_cached(self, cached_len: int) -> None:
         """Says that a pass has written the slots [0, cached_len)."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from forerun.kv.pages import num_pages_for
 from forerun.models.chat_template import ChatTemplate
 from forerun.models.config import ModelConfig
+from forerun.models.decoder import DecoderWeights, forward
 from forerun.models.loader import LoadedModel, load_model, named
 from forerun.models.pull import resolve_model
 from forerun.models.tokenizer import Tokenizer
@@ -48,6 +49,7 @@ class BoundModel:
         chat_template: None for a model without.
         executor: runs passes; its KV storage holds max_len tokens.
         max_len: tokens of one sequence at most.
+        weights: what the executor has bound, without the data of the matrices.
     """
 
     path: Path
@@ -56,6 +58,15 @@ class BoundModel:
     chat_template: ChatTemplate | None
     executor: Executor
     max_len: int
+    weights: DecoderWeights
+
+    def with_layers(self, layers: Sequence[int]) -> Executor:
+        """The model with only some of its layers, then its final norm and LM head, over the same weights and cache.
+
+        Args:
+            layers: numbers from 0, ascending; at least one.
+        """
+        return self.executor.variant(lambda ops: forward(ops, self.weights, self.config, layers))
 
 
 def open_model(
@@ -97,4 +108,4 @@ def bind_model(loaded: LoadedModel, settings: BindSettings, max_len: int) -> Bou
     )
     with named(loaded.path):
         executor = create_executor(settings.backend, executor_config, loaded.forward)
-    return BoundModel(loaded.path, config, tokenizer, chat_template, executor, max_len)
+    return BoundModel(loaded.path, config, tokenizer, chat_template, executor, max_len, loaded.weights.without_data())

@@ -8,8 +8,9 @@ Shape legend: H hidden size, I intermediate size, V vocabulary, D head size, Q =
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -62,6 +63,12 @@ class DecoderWeights:
         if self.head is not self.embedding:
             yield self.head
 
+    def without_data(self) -> DecoderWeights:
+        """The same with no bytes of any matrix, for whoever needs to know the weights of a bound model by name only."""
+        embedding = _emptied(self.embedding)
+        head = embedding if self.head is self.embedding else _emptied(self.head)
+        return replace(self, embedding=embedding, layers=tuple(map(_without_data, self.layers)), head=head)
+
     def vectors(self) -> Iterator[Float32Array]:
         """Every norm and bias."""
         for layer in self.layers:
@@ -73,11 +80,30 @@ def _parts(layer: Layer) -> Iterator[Weight | Float32Array | None]:
     return (getattr(layer, field.name) for field in fields(layer))
 
 
-def forward(ops: Ops[T], weights: DecoderWeights, config: ModelConfig) -> T:
-    """The raw logits of a pass: [R, V]."""
+def _without_data(layer: Layer) -> Layer:
+    emptied: Any = {
+        field.name: _emptied(part) for field in fields(layer) if isinstance(part := getattr(layer, field.name), Weight)
+    }
+    return replace(layer, **emptied)
+
+
+def _emptied(weight: Weight) -> Weight:
+    return replace(weight, data=np.empty(0, np.uint8))
+
+
+def forward(ops: Ops[T], weights: DecoderWeights, config: ModelConfig, chosen: Sequence[int] | None = None) -> T:
+    """The raw logits of a pass: [R, V].
+
+    Args:
+        ops: what computes or records it.
+        weights, config: of the model.
+        chosen: the layers that run, ascending; each reads and writes the keys and values of its own number. None is
+            all of them.
+    """
     eps = config.rms_eps
     x = ops.embed(weights.embedding, config.embedding_scale)
-    for index, (layer, spec) in enumerate(zip(weights.layers, config.attentions, strict=True)):
+    for index in range(config.num_layers) if chosen is None else chosen:
+        layer, spec = weights.layers[index], config.attentions[index]
         qkv = ops.norm_linear(x, layer.attn_norm, eps, (layer.attn_q, layer.attn_k, layer.attn_v), layer.qkv_bias)
         attended = ops.attention(qkv, index, spec, layer.attn_q_norm, layer.attn_k_norm, eps)
         x = _add(ops, x, attended, layer.attn_output, layer.attn_output_bias, layer.post_attention_norm, eps)

@@ -49,7 +49,8 @@ class WeightSource:
 
     def vector(self, name: str) -> Float32Array:
         """The weights of a norm, or a bias: [K] float32."""
-        return dequantize(self.tensors[name]).reshape(-1)
+        # Its own copy: whoever keeps a norm would keep the whole mapped file.
+        return dequantize(self.tensors[name]).reshape(-1).copy()
 
     def matrix(self, name: str) -> Weight:
         """A matrix of a layer."""

@@ -9,8 +9,9 @@ Shape legend: M rows, H hidden size, N output size of a linear map, V vocabulary
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -169,6 +170,19 @@ class Executor(Protocol):
 
     def move_slots(self, page_table: np.ndarray, src: np.ndarray, dst: np.ndarray) -> None:
         """Copies keys and values of slots src to slots dst of one sequence, in order, every layer."""
+
+    def variant(self, build: Callable[[Ops[Any]], Any]) -> Executor:
+        """Another forward pass over the weights that are bound and over this cache; nothing is held a second time.
+
+        A pass of it is one of this executor: it overwrites what the last pass of either returned.
+
+        Args:
+            build: writes the pass in `Ops` calls. Its matrices are known by their names, whatever data they have by
+                then; norms and biases are the arrays that were bound.
+
+        Raises:
+            EngineFault: it reads a weight that is not bound.
+        """
 
     @property
     def fingerprint(self) -> str:

@@ -5,10 +5,12 @@ Knows no architecture. What the kernels compute, and in which order, is written 
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -83,6 +85,7 @@ class NativeExecutor:
             raise ConfigError(f"threads is {num_threads}, but must be between 1 and {MAX_THREADS}")
         spec = config.attentions[0]
         self.vocab_size = config.vocab_size
+        self._variant = 0
         isa = chosen_isa()
         build_stat = Path(_native.__file__).stat()
         build_id = f"{build_stat.st_size}-{build_stat.st_mtime_ns}"
@@ -102,7 +105,9 @@ class NativeExecutor:
             )
             recorder = Recorder()
             build(recorder)
-            _emit(self.program, recorder.instrs)
+            self._packer = _Packer(self.program)
+            _emit(self.program, self._packer, recorder.instrs)
+            self._packer.seal()
         except ValueError as error:
             raise LoadError(f"the native backend can't run this architecture: {error}") from error
         except MemoryError as error:
@@ -128,6 +133,7 @@ class NativeExecutor:
                 batch.seq_ids,
                 batch.page_tables,
                 batch.logit_rows,
+                self._variant,
             )
         except (ValueError, RuntimeError) as error:
             raise EngineFault(f"a target pass failed: {error}") from error
@@ -135,6 +141,18 @@ class NativeExecutor:
             raise EngineFault("a target pass failed: an array of the batch has another type or rank") from error
         num_logits = batch.logit_rows.size
         return ForwardOutput(self.program.logits(num_logits, self.vocab_size), self.program.argmax(num_logits))
+
+    def variant(self, build: Callable[[Ops[Any]], Any]) -> NativeExecutor:
+        """See `Executor.variant`. It is a list of instructions more of the same program."""
+        recorder = Recorder()
+        build(recorder)
+        other = copy.copy(self)
+        other._variant = self.program.add_variant()
+        try:
+            _emit(self.program, self._packer, recorder.instrs, other._variant)
+        except ValueError as error:
+            raise EngineFault(f"a variant of this model can't be run: {error}") from error
+        return other
 
     def move_slots(self, page_table: Int32Array, src: Int32Array, dst: Int32Array) -> None:
         """See `Executor.move_slots`."""
@@ -146,7 +164,7 @@ class NativeExecutor:
     @property
     def weight_bytes(self) -> int:
         """See `Executor.weight_bytes`."""
-        return int(self.program.weight_bytes)
+        return int(self.program.weight_bytes(self._variant))
 
     @property
     def kv_bytes(self) -> int:
@@ -162,15 +180,13 @@ class NativeExecutor:
         return int(self.program.scratch_bytes)
 
 
-def _emit(program: _native.Program, instrs: list[Instr]) -> None:
-    """Packs the weights and appends the instructions."""
-    packer = _Packer(program)
+def _emit(program: _native.Program, packer: _Packer, instrs: list[Instr], variant: int = 0) -> None:
+    """Packs the weights that are not there yet and appends the instructions."""
     widths, buffer_of = assign_buffers(instrs)
-    for width in widths:
-        program.add_buffer(width)
+    numbers = packer.buffers(widths)
 
     def buffer(value: Value | None) -> int:
-        return -1 if value is None else buffer_of[value.index]
+        return -1 if value is None else numbers[buffer_of[value.index]]
 
     for instr in instrs:
         spec, norms = instr.spec, instr.head_norms
@@ -193,11 +209,12 @@ def _emit(program: _native.Program, instrs: list[Instr]) -> None:
             k_norm=-1 if norms is None else packer.head_norm(norms.k, spec),
             qk_eps=0.0 if norms is None else norms.eps,
             window=0 if spec is None or spec.window is None else min(spec.window, MAX_WINDOW),
+            variant=variant,
         )
 
 
 class _Packer:
-    """Gives a program its weights, each matrix and RoPE table once, whoever reads it.
+    """Gives a program its weights, each matrix, vector and RoPE table once, whoever reads it.
 
     The kernels know one RoPE style only, `neox`. Where a model has the other, the rows of q and k, their biases and
     norms are reordered alike, so every q . k is over the same products.
@@ -205,20 +222,52 @@ class _Packer:
 
     def __init__(self, program: _native.Program) -> None:
         self._program = program
-        self._packed: dict[tuple[int, int], int] = {}
+        self._buffer_widths: list[int] = []
+        self._packed: dict[tuple[int, int], tuple[Weight, int]] = {}  # by identity while the model is bound
+        self._sealed: dict[tuple[str, int], list[int]] | None = None  # by name afterwards, when the data may go
+        # The array is kept beside its number: its id names it only while it lives.
+        self._vectors: dict[tuple[int, int], tuple[Float32Array, int]] = {}
         self._ropes: dict[tuple[tuple[float, ...], float], int] = {}
         self._orders: dict[bytes, int] = {}
+
+    def seal(self) -> None:
+        """Lets the data of the matrices go. From now on they are known by their names, and none is packed any more."""
+        self._sealed = {}
+        for (_, order_size), (weight, number) in self._packed.items():
+            self._sealed.setdefault((weight.name, order_size), []).append(number)
+        self._packed = {}
+
+    def buffers(self, widths: Sequence[int]) -> list[int]:
+        """Buffers of these widths, all different; what is there already is used, in its order."""
+        numbers: list[int] = []
+        for width in widths:
+            own = [i for i, known in enumerate(self._buffer_widths) if known == width and i not in numbers]
+            if not own:
+                own = [int(self._program.add_buffer(width))]
+                self._buffer_widths.append(width)
+            numbers.append(own[0])
+        return numbers
 
     def matrices(self, instr: Instr) -> list[int]:
         """Matrix numbers of an instruction's weights."""
         out = []
         for i, weight in enumerate(instr.weights):
             order = head_order(instr.spec) if instr.head_norms is not None and i < 2 else None  # q and k, not v
-            key = (id(weight), 0 if order is None else order.size)
-            if key not in self._packed:
-                self._packed[key] = self._add(weight, order)
-            out.append(self._packed[key])
+            out.append(self._matrix(weight, order))
         return out
+
+    def _matrix(self, weight: Weight, order: Int32Array | None) -> int:
+        order_size = 0 if order is None else order.size
+        if self._sealed is not None:
+            numbers = self._sealed.get((weight.name, order_size), [])
+            if len(numbers) != 1:
+                what = "two weights have" if numbers else "no weight has"
+                raise EngineFault(f"{what} the name {weight.name} among those that were bound like this")
+            return numbers[0]
+        key = (id(weight), order_size)
+        if key not in self._packed:
+            self._packed[key] = (weight, self._add(weight, order))
+        return self._packed[key][1]
 
     def order(self, instr: Instr) -> int:
         """The number of the order in which an instruction's weights read their inputs; -1 is the plain one."""
@@ -234,7 +283,14 @@ class _Packer:
 
     def vector(self, vector: Float32Array | None) -> int:
         """The number of a vector; -1 is none."""
-        return -1 if vector is None else self._program.add_vector(np.ascontiguousarray(vector))
+        return -1 if vector is None else self._vector(vector, 0, None)
+
+    def _vector(self, vector: Float32Array, order_size: int, rows: Int32Array | None) -> int:
+        key = (id(vector), order_size)
+        if key not in self._vectors:
+            ordered = vector if rows is None else vector[rows]
+            self._vectors[key] = (vector, int(self._program.add_vector(np.ascontiguousarray(ordered))))
+        return self._vectors[key][1]
 
     def bias(self, instr: Instr) -> int:
         """That of an instruction's bias."""
@@ -242,12 +298,15 @@ class _Packer:
         if instr.bias is None or order is None:
             return self.vector(instr.bias)
         num_qk = instr.weights[0].shape[0] + instr.weights[1].shape[0]
-        return self.vector(np.concatenate([instr.bias[:num_qk][rows_of_heads(num_qk, order)], instr.bias[num_qk:]]))
+        rows = np.concatenate([rows_of_heads(num_qk, order), np.arange(num_qk, instr.bias.size, dtype=np.int32)])
+        return self._vector(instr.bias, order.size, rows)
 
     def head_norm(self, norm: Float32Array | None, spec: AttentionSpec | None) -> int:
         """That of a norm of q or k."""
         order = head_order(spec)
-        return self.vector(norm if norm is None or order is None else norm[rows_of_heads(norm.size, order)])
+        if norm is None or order is None:
+            return self.vector(norm)
+        return self._vector(norm, order.size, rows_of_heads(norm.size, order))
 
     def rope(self, spec: AttentionSpec) -> int:
         """The number of a RoPE table; -1 where nothing rotates."""

@@ -10,6 +10,7 @@ H hidden size, N output size of a linear map, R rows whose logits are wanted, V 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -79,6 +80,14 @@ class TorchExecutor:
         _check_finite(logits, batch)
         # NumPy promises the first of equal maxima; torch.argmax does not.
         return ForwardOutput(logits, np.argmax(logits, axis=1).astype(np.int32))
+
+    def variant(self, build: Callable[[Ops[Any]], Any]) -> TorchExecutor:
+        """See `Executor.variant`."""
+        other = copy.copy(self)
+        other._build = build
+        other._parameters = self._parameters.variant()
+        build(other._parameters)
+        return other
 
     def move_slots(self, page_table: np.ndarray, src: np.ndarray, dst: np.ndarray) -> None:
         """Copies keys and values of slots src [n] to slots dst [n] of one sequence, in order, every layer.

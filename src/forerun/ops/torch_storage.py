@@ -27,7 +27,15 @@ class Parameters:
         self._device = device
         self._matrices: dict[str, tuple[Weight, Tensor]] = {}
         self._vectors: dict[int, tuple[Float32Array, Tensor]] = {}
+        self._is_complete = False  # nothing may be bound that isn't there
         self._read: set[str] = set()
+        self._read_vectors: set[int] = set()
+
+    def variant(self) -> Parameters:
+        """The same tensors for another forward pass, which may read no others."""
+        other = Parameters(self._device)
+        other._matrices, other._vectors, other._is_complete = self._matrices, self._vectors, True
+        return other
 
     def matrix(self, weight: Weight) -> Tensor:
         """[N, K] float32."""
@@ -47,7 +55,7 @@ class Parameters:
     def read_bytes(self) -> int:
         """Bytes of all but the matrices that are only looked up."""
         matrices = (self._matrices[name][1] for name in self._read)
-        vectors = (tensor for _, tensor in self._vectors.values())
+        vectors = (self._vectors[key][1] for key in self._read_vectors)
         return sum(tensor.nbytes for tensor in (*matrices, *vectors))
 
     def embed(self, table: Weight, scale: float = 1.0) -> None:
@@ -114,6 +122,9 @@ class Parameters:
             self._read.add(weight.name)
 
     def _bind(self, weight: Weight) -> None:
+        if self._is_complete:
+            self.matrix(weight)
+            return
         bound = self._matrices.get(weight.name)
         if bound is None:
             self._matrices[weight.name] = (weight, self._to_tensor(dequantize(weight)))
@@ -122,9 +133,14 @@ class Parameters:
 
     def _bind_vectors(self, *arrays: Float32Array | None) -> None:
         for array in arrays:
-            if array is not None:
+            if array is None:
+                continue
+            if self._is_complete:
+                self.vector(array)
+            else:
                 # The array is kept beside its tensor: its id names it only while it lives.
                 self._vectors.setdefault(id(array), (array, self._to_tensor(array)))
+            self._read_vectors.add(id(array))
 
     def _to_tensor(self, array: Float32Array) -> Tensor:
         # A view of a mapped file can't be written, which PyTorch refuses to wrap.
