@@ -151,9 +151,9 @@ def _turns(
 
 
 def _check_same_model(result: SpecResult) -> None:
-    """Quantisations differ and so do answers; but another model, or other tokens, would begin nearly none alike."""
+    """First tokens are often near ties, so quantisations differ in some; another model, or other tokens, in nearly all."""
     num_same = sum(num_shared > 0 for num_shared in result.shared_tokens(PLAIN, OPENVINO))
-    if 2 * num_same < len(result.names):
+    if 4 * num_same < len(result.names):
         raise WorkerError(
             f"OpenVINO's answers begin as forerun's do on {num_same} of {len(result.names)} prompts only; the exported "
             "model is another one"
