@@ -114,7 +114,6 @@ class Forerun:
         """
         self.llm = LLM(file, threads=num_threads, max_model_len=max_model_len)
         return {
-            "eos_ids": sorted(self.llm.limits.eos_ids),
             "kv_bytes": self.llm.target.kv_bytes,
             "loaded_bytes": _status_bytes("VmRSS"),
             "peak_bytes": _status_bytes("VmHWM"),
@@ -139,11 +138,15 @@ class Forerun:
         return {"answered_bytes": _status_bytes("VmRSS")}
 
     def prompt_token_ids(self, texts: list[str]) -> dict[str, Any]:
-        """The texts as questions through the chat template, or plainly where the model has none."""
+        """The texts as questions, through the chat template where the model has one; and the ids that end an answer."""
         llm = self.llm
-        if not llm.has_chat_template:
-            return {"token_ids": [list(llm.encode(text)) for text in texts]}
-        return {"token_ids": [llm.encode_messages([{"role": "user", "content": text}]) for text in texts]}
+        ids = [
+            llm.encode_messages([{"role": "user", "content": text}])
+            if llm.has_chat_template
+            else list(llm.encode(text))
+            for text in texts
+        ]
+        return {"token_ids": ids, "eos_ids": sorted(llm.limits.eos_ids)}
 
     def answer(self, token_ids: list[int], max_tokens: int, eos_ids: list[int], spec: str) -> dict[str, Any]:
         """Continues a prompt greedily until an end-of-text id, which is counted, or max_tokens."""

@@ -116,18 +116,35 @@ def _parser() -> argparse.ArgumentParser:
         help=f"whom to compare with, of {', '.join(PEERS)}, divided by commas (default: {LLAMA})",
     )  # fmt: skip
     parser.add_argument(
-        "--per-category", type=int, default=2, help="openvino: Spec-Bench questions of each category (default: 2)"
+        "--per-category",
+        type=at_least_one,
+        default=2,
+        help="openvino: Spec-Bench questions of each category (default: 2)",
     )
-    parser.add_argument("--new-tokens", type=int, default=256, help="openvino: tokens per answer (default: 256)")
     parser.add_argument(
-        "--lookup-tokens", type=int, default=NUM_ASSISTANT_TOKENS,
+        "--new-tokens", type=at_least_one, default=256, help="openvino: tokens per answer (default: 256)"
+    )
+    parser.add_argument(
+        "--lookup-tokens", type=at_least_one, default=NUM_ASSISTANT_TOKENS,
         help=f"openvino: its num_assistant_tokens (default: {NUM_ASSISTANT_TOKENS})",
     )  # fmt: skip
     parser.add_argument(
-        "--lookup-ngram", type=int, default=MAX_NGRAM_SIZE,
+        "--lookup-ngram", type=at_least_one, default=MAX_NGRAM_SIZE,
         help=f"openvino: its max_ngram_size (default: {MAX_NGRAM_SIZE})",
     )  # fmt: skip
     return parser
+
+
+def at_least_one(text: str) -> int:
+    """A whole number from 1 on.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    number = int(text)
+    if number < 1:
+        raise ValueError(f"{number} is below 1")
+    return number
 
 
 def peer_names(text: str) -> tuple[str, ...]:

@@ -274,7 +274,9 @@ def test_a_prediction_that_cannot_be_used_is_refused_before_loading(
     assert llm.made == []
 
 
-def test_f063_active_speculation_is_said_at_the_start(llm: Any, forerun: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_f063_active_speculation_is_said_at_the_start(
+    llm: Any, forerun: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What is active is visible."""
     assert forerun("generate", "model.gguf", "hello", "--spec", "ngram:k=4") == 0
     assert "speculation ngram:k=4" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from benchmarks import environment, openvino_env
 from benchmarks.arms import Crew
 from benchmarks.environment import InstallError, ensure_environment, run_logged
 from benchmarks.measure import Measured
-from benchmarks.peers import peer_names
+from benchmarks.peers import at_least_one, peer_names
 from benchmarks.peers_spec import Settings, compare
 from benchmarks.peers_spec_report import (
     AUTO,
@@ -109,6 +109,13 @@ def test_answers_of_one_token_decode_nothing() -> None:
     assert "| OpenVINO | 0 | 0.00 | 0.0 |  |" in spec_markdown(result(nothing), {"model": "m", "command": "c"})
 
 
+def test_numbers_are_at_least_one() -> None:
+    assert at_least_one("3") == 3
+    for text in ("0", "-1", "x"):
+        with pytest.raises(ValueError, match=text):
+            at_least_one(text)
+
+
 def test_peers_are_named_with_commas() -> None:
     assert peer_names("llama") == ("llama",)
     assert peer_names("openvino, llama,openvino") == ("openvino", "llama")
@@ -129,14 +136,15 @@ class FakeWorker:
     def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
         self._log.append((self.name, op))
         if op == "prompt_token_ids":
-            return {"token_ids": [[ord(letter) for letter in text] for text in arguments["texts"]]}
+            ids = [[ord(letter) for letter in text] for text in arguments["texts"]]
+            return {"token_ids": ids, "eos_ids": [0, 2]}
         if op == "answer":
             assert arguments["eos_ids"] == [0, 2]
             seconds = 2.0 if self.name.endswith("attention PA") else 1.0
             ids = [self._first_id, *arguments["token_ids"]][: arguments["max_tokens"]]
             self._log[-1] = (self.name, arguments.get("spec", ""))
             return {"token_ids": ids, "decode_s": seconds, "passes": len(ids) - 1}
-        return {"eos_ids": [0, 2], "version": "1", "runtime": "2"}
+        return {"version": "1", "runtime": "2"}
 
     def cpu_seconds(self) -> float:
         return 0.0
