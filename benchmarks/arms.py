@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from benchmarks.llama_cpp_env import peers_dir
+from benchmarks.environment import peers_dir
 from benchmarks.measure import Turn, interleave
 from benchmarks.wire import Worker
 
@@ -22,19 +22,35 @@ _TRIAL_STEPS, _TRIAL_PROMPT_TOKENS, _TRIAL_ROUNDS = 10, 512, 5
 
 
 class Crew:
-    """Worker processes that end with the block."""
+    """Worker processes that end with the block.
 
-    def __init__(self, llama_cpp_python: Path) -> None:
+    Args:
+        llama_cpp_python, openvino_python: the interpreters of the peers that take part.
+    """
+
+    def __init__(self, llama_cpp_python: Path | None = None, openvino_python: Path | None = None) -> None:
         self._llama_cpp_python = llama_cpp_python
+        self._openvino_python = openvino_python
         self._workers: list[Worker] = []
+
+    @property
+    def has_llama_cpp(self) -> bool:
+        """Whether llama.cpp takes part."""
+        return self._llama_cpp_python is not None
 
     def forerun(self, name: str, env: Mapping[str, str] | None = None) -> Worker:
         """A worker of this checkout."""
         return self._start(Worker(name, Path(sys.executable), "benchmarks.forerun_worker", env))
 
     def llama_cpp(self, name: str) -> Worker:
-        """A worker of the peer."""
+        """A worker of llama.cpp."""
+        assert self._llama_cpp_python is not None
         return self._start(Worker(name, self._llama_cpp_python, "benchmarks.llama_cpp_worker"))
+
+    def openvino(self, name: str) -> Worker:
+        """A worker of OpenVINO."""
+        assert self._openvino_python is not None
+        return self._start(Worker(name, self._openvino_python, "benchmarks.openvino_worker"))
 
     def dismiss(self, worker: Worker) -> None:
         """Ends a worker that is no longer needed."""

@@ -8,10 +8,13 @@ import os
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from benchmarks.measure import Measured, Turn, interleave
 from benchmarks.wire import ROOT
 
+_LOG_EVERY = 20  # turns, where there is no terminal for a bar
 _FILE_WIDTH = 120  # columns when standard output is no terminal
 
 
@@ -28,6 +31,22 @@ def pin(num_threads: int) -> list[int]:
     cpus = sorted(os.sched_getaffinity(0))[:num_threads]
     os.sched_setaffinity(0, cpus)
     return cpus
+
+
+def interleave_shown(turns: list[Turn], console: Console) -> Measured:
+    """`interleave`, with its progress on the console."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    total = sum(turn.num_rounds + turn.has_warm_up for turn in turns)
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("measuring", total=total)
+
+        def on_turn(turn: Turn) -> None:
+            progress.advance(task)
+            done = int(progress.tasks[task].completed)
+            if not console.is_terminal and done % _LOG_EVERY == 0:
+                console.print(f"{done} of {total} turns measured")
+
+        return interleave(turns, on_turn)
 
 
 def save(stem: str, document: dict[str, Any], text: str) -> None:

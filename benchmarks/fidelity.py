@@ -22,11 +22,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks import provenance
+from benchmarks import llama_cpp_env, provenance
 from benchmarks.arms import Crew
 from benchmarks.command import option_parser, pin, save, show
 from benchmarks.corpus import windows_text
-from benchmarks.llama_cpp_env import InstallError, ensure_llama_cpp
+from benchmarks.environment import InstallError
 from benchmarks.markdown import markdown_table, provenance_table
 from benchmarks.measure import round_to
 from benchmarks.wire import Worker, WorkerError
@@ -116,7 +116,7 @@ def main() -> int:
     console = Console(stderr=True)
     try:
         model_path = resolve(arguments.model)
-        llama_cpp_python = ensure_llama_cpp(console)
+        llama_cpp_python = llama_cpp_env.ensure_llama_cpp(console)
         cpus = pin(arguments.threads)
         with Crew(llama_cpp_python) as crew:
             reference, engines, peer_info = _load(crew, model_path, arguments.threads)
@@ -125,7 +125,7 @@ def main() -> int:
     except (ForerunError, InstallError, WorkerError) as error:
         console.print(f"fidelity: {error}", style="red", markup=False, highlight=False)
         return 1
-    where = provenance.collect("fidelity", model_path, arguments.threads, cpus, peer_info)
+    where = provenance.collect("fidelity", model_path, arguments.threads, cpus, llama_cpp_env.versions(peer_info))
     document = {**_summary(distances, differences, windows), "provenance": where}
     save(f"fidelity-{model_path.stem}", document, _markdown(document))
     show(_table(document))

@@ -107,12 +107,12 @@ class Forerun:
         """Gigabytes per second that so many threads read from a buffer of num_bytes."""
         return {"gb_per_s": _native.stream_read_gb_per_s(num_threads, num_bytes)}
 
-    def start_engine(self, file: str, num_threads: int) -> dict[str, Any]:
+    def start_engine(self, file: str, num_threads: int, max_model_len: int | None = ENGINE_LEN) -> dict[str, Any]:
         """Makes the engine ready for requests, as a user does; says what it holds.
 
         `peak_bytes` counts the mapped file too, which the system takes back whenever it needs room.
         """
-        self.llm = LLM(file, threads=num_threads, max_model_len=ENGINE_LEN)
+        self.llm = LLM(file, threads=num_threads, max_model_len=max_model_len)
         return {
             "kv_bytes": self.llm.target.kv_bytes,
             "loaded_bytes": _status_bytes("VmRSS"),
@@ -136,6 +136,31 @@ class Forerun:
         params = SamplingParams(max_tokens=MEMORY_TOKENS, ignore_eos=True)
         self.llm.generate([_token_ids(0, DEFAULT_CHUNK).tolist()], params, speculation=spec)
         return {"answered_bytes": _status_bytes("VmRSS")}
+
+    def prompt_token_ids(self, texts: list[str]) -> dict[str, Any]:
+        """The texts as questions, through the chat template where the model has one; and the ids that end an answer."""
+        llm = self.llm
+        ids = [
+            llm.encode_messages([{"role": "user", "content": text}])
+            if llm.has_chat_template
+            else list(llm.encode(text))
+            for text in texts
+        ]
+        return {"token_ids": ids, "eos_ids": sorted(llm.limits.eos_ids)}
+
+    def answer(self, token_ids: list[int], max_tokens: int, eos_ids: list[int], spec: str) -> dict[str, Any]:
+        """Continues a prompt greedily until an end-of-text id, which is counted, or max_tokens."""
+        params = SamplingParams(max_tokens=max_tokens, stop_token_ids=tuple(eos_ids))
+        (completion,) = self.llm.generate([token_ids], params, speculation=spec)
+        stats = completion.stats
+        return {"token_ids": completion.token_ids, "decode_s": stats.decode_s, "passes": stats.target_passes}
+
+    def forget(self, spec: str) -> dict[str, Any]:
+        """Drops what requests with this speculation have left for later ones."""
+        speculator = self.llm.speculator(spec)
+        if speculator is not None:
+            speculator.clear()
+        return {}
 
     def _run(self, token_ids: Int32Array) -> None:
         """A prompt in the engine's chunks; logits are wanted after its last token only."""
@@ -193,5 +218,8 @@ if __name__ == "__main__":
             "python_cost": arm.python_cost,
             "answered_memory": arm.answered_memory,
             "token_ids": token_ids_of,
+            "prompt_token_ids": arm.prompt_token_ids,
+            "answer": arm.answer,
+            "forget": arm.forget,
         }
     )

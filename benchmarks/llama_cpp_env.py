@@ -1,19 +1,16 @@
-"""The environment that llama.cpp runs in: made on first use, kept in the user's cache.
-
-`FORERUN_PEERS_DIR` puts it elsewhere. Building takes about 8 minutes on two cores and needs a C++ compiler and CMake.
-"""
+"""The environment that llama.cpp runs in. Building needs a C++ compiler and CMake, and 8 minutes on two cores."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
-import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.environment import ensure_environment, run_logged
 
 VERSION = "0.3.36"
 _BUILD_STEP = re.compile(r"\[(\d+)/(\d+)\]")
@@ -29,58 +26,27 @@ _AMX_HEADER = """\
 """
 
 
-class InstallError(Exception):
-    """The peer could not be installed."""
-
-
-def peers_dir() -> Path:
-    """Where peers and what is made for them live."""
-    if chosen := os.environ.get("FORERUN_PEERS_DIR"):
-        return Path(chosen)
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "forerun" / "peers"
-
-
 def ensure_llama_cpp(console: Console) -> Path:
     """The interpreter of the peer's environment; makes the environment when there is none of this version.
 
     Raises:
         InstallError: the build failed; the message names its log.
     """
-    home = peers_dir() / "llama_cpp"
-    stamp = home / "installed"
-    python = home / "bin" / "python"
-    recipe = f"llama-cpp-python=={VERSION}\n{_AMX_HEADER}"
-    if stamp.exists() and stamp.read_text() == recipe:
-        return python
-    shutil.rmtree(home, ignore_errors=True)
-    home.mkdir(parents=True)
-    console.print(f"Installing llama-cpp-python {VERSION} into {home}; it is compiled here, about 8 minutes.")
-    subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
-    header = home / "amx_tile_config.h"
-    header.write_text(_AMX_HEADER)
-    # Without pip's cache: it may hold a wheel that was built without the header.
-    command = [str(python), "-m", "pip", "install", "-v", "--no-cache-dir", f"llama-cpp-python=={VERSION}"]
-    env = {**os.environ, "CXXFLAGS": f'{os.environ.get("CXXFLAGS", "")} -include "{header}"'.strip()}
-    _run_with_progress(command, env, home.with_name("llama_cpp-build.log"), console)
-    stamp.write_text(recipe)
-    return python
+
+    def install(python: Path) -> None:
+        home = python.parents[1]
+        console.print(f"Installing llama-cpp-python {VERSION} into {home}; it is compiled here, about 8 minutes.")
+        header = home / "amx_tile_config.h"
+        header.write_text(_AMX_HEADER)
+        # Without pip's cache: it may hold a wheel that was built without the header.
+        command = [str(python), "-m", "pip", "install", "-v", "--no-cache-dir", f"llama-cpp-python=={VERSION}"]
+        env = {"CXXFLAGS": f'{os.environ.get("CXXFLAGS", "")} -include "{header}"'.strip()}
+        log_path = home.with_name("llama_cpp-build.log")
+        run_logged(command, f"installing llama-cpp-python {VERSION}", log_path, console, env=env, step=_BUILD_STEP)
+
+    return ensure_environment("llama_cpp", f"llama-cpp-python=={VERSION}\n{_AMX_HEADER}", install)
 
 
-def _run_with_progress(command: list[str], env: dict[str, str], log_path: Path, console: Console) -> None:
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with (
-        Progress(*columns, TimeElapsedColumn(), console=console) as progress,
-        log_path.open("w", encoding="utf-8") as log,
-        subprocess.Popen(
-            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-        ) as process,
-    ):
-        assert process.stdout is not None
-        task = progress.add_task("llama.cpp", total=None)
-        for line in process.stdout:
-            log.write(line)
-            if step := _BUILD_STEP.search(line):
-                progress.update(task, completed=int(step[1]), total=int(step[2]))
-    if process.returncode != 0:
-        raise InstallError(f"installing llama-cpp-python {VERSION} failed; see {log_path}")
+def versions(info: Mapping[str, Any]) -> dict[str, Any]:
+    """For a report's provenance, from what llama.cpp says about itself."""
+    return {"llama_cpp_python": info["version"], "llama_cpp_system_info": info["system_info"].strip(" |")}

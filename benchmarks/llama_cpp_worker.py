@@ -113,6 +113,20 @@ class LlamaCpp:
         np.save(path, np.ctypeslib.as_array(pointer, (len(token_ids), self.vocab_size)))
         return {}
 
+    def answer(self, token_ids: list[int], max_tokens: int, eos_ids: list[int]) -> dict[str, Any]:
+        """Continues a prompt greedily until an end-of-text id, which is counted, or max_tokens."""
+        self._clear_from(0)
+        for start in range(0, len(token_ids), self._capacity):
+            self._fill(token_ids[start : start + self._capacity], start, all_logits=False)
+            self._timed_decode()
+        answer = [self._argmax()]
+        start_s = time.perf_counter()
+        while len(answer) < max_tokens and answer[-1] not in eos_ids:
+            self._fill(answer[-1:], len(token_ids) + len(answer) - 1, all_logits=True)
+            self._timed_decode()
+            answer.append(self._argmax())
+        return {"token_ids": answer, "decode_s": time.perf_counter() - start_s, "passes": len(answer) - 1}
+
     def quantize_q4_0(self, source: str, destination: str, num_threads: int) -> dict[str, Any]:
         """Writes the file again in Q4_0 with llama.cpp's own quantiser."""
         params = lib.llama_model_quantize_default_params()
@@ -158,6 +172,11 @@ class LlamaCpp:
             batch.seq_id[row][0] = 0
             batch.logits[row] = int(all_logits or row == len(token_ids) - 1)
 
+    def _argmax(self) -> int:
+        """The likeliest token after the last row."""
+        pointer = lib.llama_get_logits_ith(self.context, -1)
+        return int(np.argmax(np.ctypeslib.as_array(pointer, (self.vocab_size,))))
+
     def _timed_decode(self) -> float:
         start_s = time.perf_counter()
         status = lib.llama_decode(self.context, self.batch)
@@ -180,6 +199,7 @@ if __name__ == "__main__":
             "prefill": arm.prefill,
             "steps": arm.steps,
             "logits": arm.logits,
+            "answer": arm.answer,
             "quantize_q4_0": arm.quantize_q4_0,
         }
     )

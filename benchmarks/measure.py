@@ -20,6 +20,7 @@ from benchmarks.wire import Worker
 
 Key = tuple[Any, ...]  # names a result: what was measured, of which arm, at which size
 
+_QUIET_SHARE = 0.05  # of the CPUs' time may go to other processes
 _SETTLE_S = 0.02  # thread pools spin for a few milliseconds after their last pass
 
 
@@ -96,6 +97,11 @@ class Measured:
     def summary(self, key: Key) -> Summary:
         """Median and quartiles of one turn."""
         return Summary.of(self.values[key])
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether other processes left the CPUs alone. Engines whose threads spin lose far more when they don't."""
+        return self.other_cpu_share <= _QUIET_SHARE
 
 
 @dataclass(slots=True)

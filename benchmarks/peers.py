@@ -1,4 +1,7 @@
-"""`scripts/bench peers`: steps and prompts of forerun and llama.cpp on the same GGUF file, in one interleaved run.
+"""`scripts/bench peers`: forerun beside other engines on the same GGUF file, in interleaved runs.
+
+With llama: steps and prompts beside llama.cpp; this module. With openvino: whole greedy answers beside OpenVINO GenAI,
+plainly and with drafts; `peers_spec`.
 
 A step is one pass over m rows of one sequence at a context of 256, logits of every row included. llama.cpp runs with
 its defaults, except that flash attention is whatever is faster for it: that is tried first, for steps and for prompts
@@ -7,22 +10,23 @@ apart. Its own Q4_0 version of the file runs beside it, as the format its kernel
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks import provenance
+from benchmarks import llama_cpp_env, openvino_env, peers_spec, provenance
 from benchmarks.arms import N_CTX, Crew, load_llama_cpp, prefill_seconds, q4_0_file, step_seconds
-from benchmarks.command import option_parser, pin, save, show
-from benchmarks.llama_cpp_env import InstallError, ensure_llama_cpp
-from benchmarks.measure import Measured, Turn, interleave
+from benchmarks.command import interleave_shown, option_parser, pin, save, show
+from benchmarks.environment import InstallError
+from benchmarks.measure import Measured, Turn
 from benchmarks.peers_report import (
     OWN,
     PEER,
@@ -33,7 +37,10 @@ from benchmarks.peers_report import (
     summary_json,
     tables,
 )
+from benchmarks.peers_spec import MAX_NGRAM_SIZE, NUM_ASSISTANT_TOKENS
+from benchmarks.peers_spec_report import ratio_line, spec_json, spec_markdown, spec_tables
 from benchmarks.wire import Worker, WorkerError
+from forerun.bench.prompts import pick, spec_bench
 from forerun.cli.progress import resolve
 from forerun.errors import ForerunError
 
@@ -49,38 +56,153 @@ STREAM_BYTES = 1 << 30
 SPEC = "ngram"
 SPEC_TOKENS = 200
 NUM_STARTS = 3
-_LOG_EVERY = 20  # turns, where there is no terminal for a bar
+LLAMA, OPENVINO = PEERS = ("llama", "openvino")
 
 
 def main() -> int:
-    """Runs the comparison; the last line on standard output is one JSON document."""
-    parser = option_parser("peers")
-    parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds (default: 7)")
-    arguments = parser.parse_args()
+    """Runs the comparisons; the last line on standard output is one JSON document. Exit code 1 when one failed."""
+    arguments = _parser().parse_args()
     console = Console(stderr=True)
     try:
-        model_path = resolve(arguments.model)
-        llama_cpp_python = ensure_llama_cpp(console)
-        cpus = pin(arguments.threads)
-        with Crew(llama_cpp_python) as crew:
-            result = compare(crew, model_path, arguments.threads, arguments.rounds, console)
+        run = Run.prepare(arguments, console)
+        document: dict[str, Any] = {}
+        is_exact = True
+        if run.llama_cpp_python:
+            document |= _passes(run, arguments.rounds, console)
+        if run.openvino_python:
+            document["speculation"], is_exact = _speculation(run, arguments, console)
     except (ForerunError, InstallError, WorkerError) as error:
         console.print(f"peers: {error}", style="red", markup=False, highlight=False)
         return 1
-    where = provenance.collect("peers", model_path, arguments.threads, cpus, result.llama_cpp_info)
+    print(json.dumps(document))
+    return 0 if is_exact else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What all comparisons of a run have in common.
+
+    Attributes:
+        model_path: the GGUF file.
+        num_threads: of every arm.
+        cpus: what this process and all workers are pinned to.
+        llama_cpp_python, openvino_python: interpreters of the peers that were asked for.
+    """
+
+    model_path: Path
+    num_threads: int
+    cpus: list[int]
+    llama_cpp_python: Path | None
+    openvino_python: Path | None
+
+    @classmethod
+    def prepare(cls, arguments: argparse.Namespace, console: Console) -> Self:
+        """Finds the model, installs what is missing, and pins this process."""
+        model_path = resolve(arguments.model)
+        llama_cpp = llama_cpp_env.ensure_llama_cpp(console) if LLAMA in arguments.peers else None
+        openvino = openvino_env.ensure_openvino(console) if OPENVINO in arguments.peers else None
+        return cls(model_path, arguments.threads, pin(arguments.threads), llama_cpp, openvino)
+
+    def provenance(self, peers: dict[str, Any]) -> dict[str, Any]:
+        """Where the numbers come from."""
+        return provenance.collect("peers", self.model_path, self.num_threads, self.cpus, peers)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = option_parser("peers")
+    parser.add_argument("--rounds", type=int, default=7, help="llama: interleaved rounds (default: 7)")
+    parser.add_argument(
+        "--with", dest="peers", type=peer_names, default=(LLAMA,), metavar="PEERS",
+        help=f"whom to compare with, of {', '.join(PEERS)}, divided by commas (default: {LLAMA})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--per-category",
+        type=at_least_one,
+        default=2,
+        help="openvino: Spec-Bench questions of each category (default: 2)",
+    )
+    parser.add_argument(
+        "--new-tokens", type=at_least_one, default=256, help="openvino: tokens per answer (default: 256)"
+    )
+    parser.add_argument(
+        "--lookup-tokens", type=at_least_one, default=NUM_ASSISTANT_TOKENS,
+        help=f"openvino: its num_assistant_tokens (default: {NUM_ASSISTANT_TOKENS})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--lookup-ngram", type=at_least_one, default=MAX_NGRAM_SIZE,
+        help=f"openvino: its max_ngram_size (default: {MAX_NGRAM_SIZE})",
+    )  # fmt: skip
+    return parser
+
+
+def at_least_one(text: str) -> int:
+    """A whole number from 1 on.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    number = int(text)
+    if number < 1:
+        raise ValueError(f"{number} is below 1")
+    return number
+
+
+def peer_names(text: str) -> tuple[str, ...]:
+    """The peers that a comma-separated list names.
+
+    Raises:
+        argparse.ArgumentTypeError: it names another one, or none.
+    """
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if unknown := [name for name in names if name not in PEERS]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no peer; give some of: {', '.join(PEERS)}")
+    return names
+
+
+def _passes(run: Run, num_rounds: int, console: Console) -> dict[str, Any]:
+    """Steps and prompts beside llama.cpp: measures, shows, keeps."""
+    with Crew(run.llama_cpp_python) as crew:
+        result = compare(crew, run.model_path, run.num_threads, num_rounds, console)
+    where = run.provenance(llama_cpp_env.versions(result.llama_cpp_info))
     document = {**summary_json(result), "provenance": where}
     show(*tables(result))
     for bar in bars(result):
         print(bar.line(result.is_quiet))
-    if result.is_quiet:
-        save(f"peers-{model_path.stem}", document, markdown(result, where))
+    _keep(f"peers-{run.model_path.stem}", document, markdown(result, where), result.measured)
+    return document
+
+
+def _speculation(run: Run, arguments: argparse.Namespace, console: Console) -> tuple[dict[str, Any], bool]:
+    """Whole answers beside OpenVINO: measures, shows, keeps; also says whether forerun's drafts changed nothing."""
+    assert run.openvino_python is not None
+    exported = openvino_env.ensure_exported(run.model_path, run.openvino_python, console)
+    prompts = pick(spec_bench(), arguments.per_category)
+    lookup = {"num_assistant_tokens": arguments.lookup_tokens, "max_ngram_size": arguments.lookup_ngram}
+    settings = peers_spec.Settings(run.num_threads, arguments.new_tokens, lookup)
+    with Crew(run.llama_cpp_python, run.openvino_python) as crew:
+        result = peers_spec.compare(crew, run.model_path, exported, prompts, settings, console)
+    peers = openvino_env.versions(result.openvino_info)
+    if result.llama_cpp_info is not None:
+        peers |= llama_cpp_env.versions(result.llama_cpp_info)
+    where = run.provenance(peers)
+    document = {**spec_json(result), "provenance": where}
+    show(*spec_tables(result))
+    print(ratio_line(result))
+    if not result.is_exact:
+        print("DIFFERENT: forerun auto does not give the tokens of forerun")
+    _keep(f"peers_spec-{run.model_path.stem}", document, spec_markdown(result, where), result.measured)
+    return document, result.is_exact
+
+
+def _keep(stem: str, document: dict[str, Any], text: str, measured: Measured) -> None:
+    """Writes a result, unless others disturbed it."""
+    if measured.is_quiet:
+        save(stem, document, text)
     else:
         print(
-            f"NOT SAVED: other processes took {100 * result.measured.other_cpu_share:.0f} % of the CPUs. llama.cpp's "
-            "threads wait for one another by spinning, so this slows it more than forerun; repeat on a quiet machine."
+            f"NOT SAVED: other processes took {100 * measured.other_cpu_share:.0f} % of the CPUs. Threads of the other "
+            "engines wait for one another by spinning, so this slows them more than forerun; repeat on a quiet machine."
         )
-    print(json.dumps(document))
-    return 0
 
 
 def compare(crew: Crew, model_path: Path, num_threads: int, num_rounds: int, console: Console) -> PeersResult:
@@ -119,7 +241,7 @@ def compare(crew: Crew, model_path: Path, num_threads: int, num_rounds: int, con
     ]
     return PeersResult(
         model=model_path.stem,
-        measured=_run(turns, console),
+        measured=interleave_shown(turns, console),
         own_info=own_info,
         llama_cpp_info=peer.info,
         flash_attention={PEER: peer.flash_attention, PEER_Q4_0: q4_0.flash_attention},
@@ -171,21 +293,6 @@ def _stream_turns(own: Worker, weight_bytes: int, num_threads: int, num_rounds: 
             return [own.ask("stream", num_threads=num_threads, num_bytes=num_bytes)["gb_per_s"]]
 
         yield Turn(("stream", name), own, run, num_rounds)
-
-
-def _run(turns: list[Turn], console: Console) -> Measured:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    total = sum(turn.num_rounds + turn.has_warm_up for turn in turns)
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("measuring", total=total)
-
-        def on_turn(turn: Turn) -> None:
-            progress.advance(task)
-            done = int(progress.tasks[task].completed)
-            if not console.is_terminal and done % _LOG_EVERY == 0:
-                console.print(f"{done} of {total} turns measured")
-
-        return interleave(turns, on_turn)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from benchmarks.measure import Measured, Summary, round_to
 OWN, PEER, PEER_Q4_0 = "forerun", "llama.cpp", "llama.cpp Q4_0"
 _MIB = 1 << 20
 MAX_RESIDENT_MB = 200.0  # beyond weights and keys and values: Python, tokenizer, activations
-_QUIET_SHARE = 0.05  # of the CPUs' time may go to other processes
 
 Section = tuple[tuple[str, ...], list[tuple[str, ...]]]  # header and rows of a table
 
@@ -71,7 +70,7 @@ class PeersResult:
     @property
     def is_quiet(self) -> bool:
         """Whether other processes left the CPUs alone. llama.cpp loses far more than forerun when they don't."""
-        return self.measured.other_cpu_share <= _QUIET_SHARE
+        return self.measured.is_quiet
 
     @property
     def python_ms_per_step(self) -> float:

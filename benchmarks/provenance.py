@@ -25,7 +25,7 @@ def collect(name: str, model_path: Path, num_threads: int, cpus: list[int], peer
         model_path: the file that was measured.
         num_threads: threads of every arm.
         cpus: the CPUs that all arms were pinned to.
-        peer: what llama.cpp says about itself.
+        peer: which peers these were, by their `versions`.
     """
     return {
         **forerun_provenance(model_path),
@@ -34,8 +34,7 @@ def collect(name: str, model_path: Path, num_threads: int, cpus: list[int], peer
         "threads": num_threads,
         "pinned_to": cpus,
         "model_sha256": sha256_of(model_path),
-        "llama_cpp_python": peer["version"],
-        "llama_cpp_system_info": peer["system_info"].strip(" |"),
+        **peer,
     }
 
 

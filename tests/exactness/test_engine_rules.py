@@ -103,7 +103,7 @@ DRAFTERS = {
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_outputs_follow_the_law(name: str, engine: FakeEngine, law: dict[tuple[int, ...], float]) -> None:
+def test_f007_outputs_follow_the_law(name: str, engine: FakeEngine, law: dict[tuple[int, ...], float]) -> None:
     rule, branching = DRAFTERS[name]
     counts = outputs(engine, rule, lambda key: ModelDrafter(key, branching), NUM_RUNS)  # type: ignore[arg-type]
     assert excess(counts, law) < 4

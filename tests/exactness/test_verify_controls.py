@@ -221,8 +221,8 @@ def test_shared_noise_in_draft_and_residual_is_found(rule: str, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("rule", RATIO_RULES)
-def test_likeliest_tokens_declared_as_sampled_are_found(rule: str) -> None:
-    """F007: argmax drafts accepted by the ratio rule."""
+def test_f007_likeliest_tokens_declared_as_sampled_are_found(rule: str) -> None:
+    """Argmax drafts accepted by the ratio rule."""
     assert differs_from_target(rule, lambda seed: argmax_chain(drafter_model(seed, 3), 2, with_rows=True))
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from benchmarks.corpus import windows_text
+from benchmarks.environment import peers_dir
 from benchmarks.fidelity import Differing, differing, distance, joined
-from benchmarks.llama_cpp_env import peers_dir
 from benchmarks.markdown import markdown_table
 from benchmarks.measure import Measured, Summary, Turn, busy_seconds, interleave
 from benchmarks.peers_report import OWN, PEER, PeersResult, bars, markdown, summary_json

@@ -274,8 +274,10 @@ def test_a_prediction_that_cannot_be_used_is_refused_before_loading(
     assert llm.made == []
 
 
-def test_active_speculation_is_said_at_the_start(llm: Any, forerun: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """F063: what is active is visible."""
+def test_f063_active_speculation_is_said_at_the_start(
+    llm: Any, forerun: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is active is visible."""
     assert forerun("generate", "model.gguf", "hello", "--spec", "ngram:k=4") == 0
     assert "speculation ngram:k=4" in capsys.readouterr().err
     assert forerun("generate", "model.gguf", "hello", "--spec", "ngram:k=0") == 0

@@ -149,7 +149,7 @@ def test_drafts_that_cost_time_within_three_percent_of_the_best(a: float, draft_
     assert simulation.run(planner, 4000) > 0.97 * best_fixed(cheap_rows, a, draft_step_s)
 
 
-def test_a_losing_drafter_is_off_within_64_steps_and_probes_cost_half_a_percent() -> None:
+def test_f060_a_losing_drafter_is_off_within_64_steps_and_probes_cost_half_a_percent() -> None:
     simulation = Simulation(cheap_rows, lambda step, depth: 0.02, 1e-3)
     planner = simulation.planner()
     simulation.run(planner, 64)
