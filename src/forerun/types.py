@@ -228,13 +228,6 @@ class Draft:
             with_replacement=self.with_replacement,
         )
 
-    def depths(self) -> tuple[int, ...]:
-        """Depth of each node; the root's children have depth 1."""
-        out: list[int] = []
-        for parent in self.parents:
-            out.append(1 if parent < 0 else out[parent] + 1)
-        return tuple(out)
-
     def children(self, node: int) -> tuple[int, ...]:
         """Children of a node in draw order; -1 is the root."""
         return tuple(i for i, parent in enumerate(self.parents) if parent == node)

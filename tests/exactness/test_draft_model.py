@@ -8,7 +8,7 @@ import pytest
 
 from forerun import LLM, RequestError, SamplingParams
 from forerun.types import StepRecord
-from tests.helpers.drafting import context, propose
+from tests.helpers.drafting import context, depths, propose
 from tests.helpers.gguf_files import write_tiny_llama
 from tests.helpers.scripted import answer, complete
 
@@ -71,7 +71,7 @@ def test_the_target_drafting_for_itself_is_always_right(llm: LLM, path: Path, na
     drafted = [record for record in records if record.draft.num_nodes]
     assert len(drafted) >= 6
     for record in drafted:
-        assert len(record.verdict.accepted) == max(record.draft.depths())
+        assert len(record.verdict.accepted) == max(depths(record.draft))
 
 
 def test_a_prompt_longer_than_a_pass_and_answers_one_after_the_other(path: Path, other: Path) -> None:
@@ -134,7 +134,7 @@ def test_ratio_rules_take_its_drafts_where_they_are_exact(llm: LLM, path: Path, 
     for record in records:
         if record.draft.num_nodes:
             assert record.rule == rule
-            assert len(record.verdict.accepted) == max(record.draft.depths())
+            assert len(record.verdict.accepted) == max(depths(record.draft))
 
 
 def test_greedy_under_every_rule_is_greedy(llm: LLM, other: Path) -> None:

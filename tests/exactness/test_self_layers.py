@@ -24,6 +24,7 @@ from forerun.ops.native import _Packer
 from forerun.types import StepRecord, VerifyRule
 from tests.exactness.test_draft_model import PARAMS, PROMPT, params
 from tests.exactness.test_native_architectures import FORMS, written
+from tests.helpers.drafting import depths
 from tests.helpers.gguf_files import tiny_llama_metadata, tiny_llama_tensors, write_gguf, write_tiny_llama
 from tests.helpers.hf_quantised import write_quantised
 from tests.helpers.native import assert_same_bits, executor_config, loaded, native, text_logits
@@ -87,7 +88,7 @@ def assert_always_right(llm: LLM, name: str, spec: str) -> None:
     drafted = [record for record in records if record.draft.num_nodes]
     assert len(drafted) >= (6 if name != "stop" else 1)
     for record in drafted:
-        assert len(record.verdict.accepted) == max(record.draft.depths())
+        assert len(record.verdict.accepted) == max(depths(record.draft))
 
 
 @pytest.mark.parametrize("rule", ["token", "block", "rrsw", "traversal"])

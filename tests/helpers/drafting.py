@@ -8,7 +8,7 @@ from typing import Any
 from forerun.drafters.base import Budget, DraftContext, Drafter, DraftTarget, Proposal
 from forerun.models.bound import BindSettings
 from forerun.sampling.reference import ReferenceSampler
-from forerun.types import SamplingParams
+from forerun.types import Draft, SamplingParams
 
 
 def context(prompt: Sequence[int], end_ids: Sequence[int] = (), **fields: Any) -> DraftContext:
@@ -29,3 +29,11 @@ def propose(drafter: Drafter, max_nodes: int, min_survival: float = 0.0, rate: f
     proposal.draft.check_integrity()
     assert proposal.draft.num_nodes == len(proposal.cells) <= max_nodes
     return proposal
+
+
+def depths(draft: Draft) -> list[int]:
+    """Depth of each node; the root's children have depth 1."""
+    out: list[int] = []
+    for parent in draft.parents:
+        out.append(1 if parent < 0 else out[parent] + 1)
+    return out

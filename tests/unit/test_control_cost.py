@@ -76,7 +76,7 @@ class Clock:
 @pytest.fixture
 def target(monkeypatch: pytest.MonkeyPatch) -> FakeTarget:
     target = FakeTarget(num_pages=80)
-    clock = Clock(target, [0.0, 50.0] * 20)
+    clock = Clock(target, [0.0, 50.0, 0.0] * 13)  # no size is disturbed in every round
     monkeypatch.setattr(target, "forward", clock.forward)
     monkeypatch.setattr(measure.time, "perf_counter", lambda: clock.now)
     return target

@@ -190,7 +190,7 @@ HOSTILE: dict[str, tuple[bytes, bytes, str]] = {
     "count is text": (
         part(["a"], 0, extra={"split.count": (STRING, text("\x1b[2J" * 100))}),
         part(["b"], 1),
-        r"split.count is '\\x1b\[2J.{20,40}, but must be a number",
+        r"split.count is '\\x1b\[2J.{60,80}, but must be a number",
     ),
     "count is true": (part(["a"], 0, extra={"split.count": (BOOL, b"\1")}), part(["b"], 1), "split.count is True"),
     "count is a float": (

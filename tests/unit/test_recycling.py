@@ -18,7 +18,7 @@ from forerun.drafters.recycling import (
 from forerun.errors import ConfigError
 from forerun.sampling.reference import ReferenceSampler
 from forerun.types import Draft, Float32Array, ForwardOutput
-from tests.helpers.drafting import context, propose, target
+from tests.helpers.drafting import context, depths, propose, target
 
 V = 12
 EOS = 0
@@ -218,7 +218,7 @@ def test_cells_tell_where_a_ranking_comes_from() -> None:
     assert first_cell(source.open(context([5, 5]))) == 2
     assert first_cell(source.open(context([5]))) == 3  # nothing stands before it
     deep = propose(source.open(context([5, 5])), 63, rate=0.9)
-    below = [cell for cell, depth in zip(deep.cells, deep.draft.depths(), strict=True) if depth == 2]
+    below = [cell for cell, depth in zip(deep.cells, depths(deep.draft), strict=True) if depth == 2]
     assert {(cell // MAX_WIDTH) % NUM_DEPTHS for cell in below} == {1}
     assert len(source.priors) == 4 * NUM_DEPTHS * MAX_WIDTH
     assert [source.priors[kind * NUM_DEPTHS * MAX_WIDTH] for kind in range(4)] == [rates[0] for rates in PRIOR_RATES]

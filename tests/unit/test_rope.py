@@ -104,7 +104,7 @@ def test_the_engine_tells_its_length_limit(
 ) -> None:
     limits = []
 
-    def load(path: Path, quant: str, max_len: int) -> LoadedModel:
+    def load(path: Path, quant: str, max_len: int, must_apply: bool) -> LoadedModel:
         limits.append(max_len)
         raise LoadError("seen enough")
 

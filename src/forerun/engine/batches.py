@@ -37,18 +37,18 @@ def decode_batch(sequence: Sequence, draft: Draft) -> Batch:
 
 
 def _with_tree(batch: Batch, draft: Draft, root: int) -> Batch:
-    positions = np.array((root, *(root + depth for depth in draft.depths())), np.int32)
-    tail_mask = np.zeros(len(positions), np.uint64)
+    positions, masks = [root], [0]
     for node, parent in enumerate(draft.parents):
-        tail_mask[1 + node] = tail_mask[1 + parent] | np.uint64(1 << node)
+        positions.append(positions[1 + parent] + 1)
+        masks.append(masks[1 + parent] | 1 << node)
     visible_len = np.full(len(positions), root + 1, np.int32)
     return Batch(
         token_ids=batch.token_ids,
-        positions=positions,
+        positions=np.array(positions, np.int32),
         slots=batch.slots,
         visible_len=visible_len,
         tail_base=visible_len,
-        tail_mask=tail_mask,
+        tail_mask=np.array(masks, np.uint64),
         seq_ids=batch.seq_ids,
         page_tables=batch.page_tables,
         logit_rows=batch.logit_rows,
