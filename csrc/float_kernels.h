@@ -8,6 +8,7 @@
 #include "gemm_float.h"
 #include "half.h"
 #include "layout.h"
+#include "prefetch.h"
 
 namespace forerun {
 namespace {
@@ -233,10 +234,6 @@ void divide(const float* x, float by, int n, float* out) {
 // A pair is (row, head of the group): pair = row * group_heads + head. Blocks of at most V::kPairs pairs share a pass
 // over a split; each sum keeps its own order, so neither blocks nor their sizes show in the result.
 
-// From this many pairs on, a pass over a page takes long enough to fetch what follows. With fewer the hardware's own
-// streams are the faster ones.
-constexpr int kPrefetchPairs = 8;
-
 template <class E>
 struct PageRef {
   const E* keys;
@@ -256,7 +253,8 @@ constexpr int chains_for(int num_pairs) {
 }
 
 // scores[kScoreStride * pair][16 * page] for P pairs and N pages at once: one FMA chain over d per score. Fetches the
-// values of these pages and the keys of the N pages at `next` on the way.
+// values of these pages and the keys of the N pages at `next` on the way, each line once and to L2: the hardware's own
+// streams begin anew with every page.
 template <class V, class E, int P, int N>
 inline void score_pages(const float* q, int d, const PageRef<E>* pages, const PageRef<E>* next, float* scores) {
   V acc[P][N];
@@ -270,9 +268,9 @@ inline void score_pages(const float* q, int d, const PageRef<E>* pages, const Pa
       V k[N];
       for (int n = 0; n < N; n++) {
         k[n] = V::load(pages[n].keys + at);
-        if (P >= kPrefetchPairs) {
-          __builtin_prefetch(next[n].keys + at, 0, 3);
-          __builtin_prefetch(pages[n].values + at, 0, 2);
+        if (at % (64 / sizeof(E)) == 0) {
+          fetch_to_l2(reinterpret_cast<const uint8_t*>(next[n].keys + at));
+          fetch_to_l2(reinterpret_cast<const uint8_t*>(pages[n].values + at));
         }
       }
       at += kPageTokens;

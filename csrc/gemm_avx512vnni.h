@@ -110,7 +110,7 @@ inline void gemm_block(const PackedMatrix& w, int tile, const BlockActs& x, floa
 // Tiles per microkernel: enough independent chains to hide the latency, few enough to stay in 32 registers.
 template <int MR>
 constexpr int tiles_at_once() {
-  return MR <= 2 ? 4 : MR <= 4 ? 3 : 1;
+  return MR <= 1 ? 4 : MR <= 4 ? 3 : 1;
 }
 
 struct Rows {
