@@ -21,6 +21,9 @@ namespace {
 using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 void append(SuffixIndex& self, Ids token_ids) { self.append(token_ids.data(), token_ids.shape(0)); }
+void append_list(SuffixIndex& self, const std::vector<int32_t>& token_ids) {
+  self.append(token_ids.data(), token_ids.size());
+}
 
 // [(match_len, num_occurrences, [(token_id, count), ...]), ...], shortest match first.
 nb::list matches(const SuffixIndex& self, const std::string& partition, Ids context) {
@@ -61,6 +64,7 @@ void bind_suffix(nb::module_& m) {
       .def(nb::init<int, size_t>(), "max_depth"_a, "max_bytes"_a)
       .def("begin", &SuffixIndex::begin, "partition"_a)
       .def("append", &append, "token_ids"_a)
+      .def("append", &append_list, "token_ids"_a)
       .def("remove_oldest", &SuffixIndex::remove_oldest)
       .def("clear", &SuffixIndex::clear)
       .def("matches", &matches, "partition"_a, "context"_a)

@@ -350,27 +350,23 @@ class Batch:
             logit_rows: [R] int32.
         """
         num_rows = len(token_ids)
-        rows, no_tail, seq_ids = _chain_rows(num_rows)
-        slots = rows + np.int32(start)
-        visible_len = slots + np.int32(1)
+        slots, visible_len = _slots(start, start + num_rows), _slots(start + 1, start + num_rows + 1)
         return Batch(
             token_ids=token_ids,
             positions=slots,
             slots=slots,
             visible_len=visible_len,
             tail_base=visible_len,
-            tail_mask=no_tail,
-            seq_ids=seq_ids,
+            tail_mask=_NO_TAIL[:num_rows] if num_rows <= len(_NO_TAIL) else np.zeros(num_rows, np.uint64),
+            seq_ids=_SEQUENCE_0[:num_rows] if num_rows <= len(_SEQUENCE_0) else np.zeros(num_rows, np.int32),
             page_tables=page_table.reshape(1, -1),
             logit_rows=logit_rows,
         )
 
 
-def _chain_rows(num_rows: int) -> tuple[Int32Array, UInt64Array, Int32Array]:
-    """0, 1, ... and two arrays of zeros, of num_rows each; those of steps are made once, because steps are many."""
-    if num_rows <= len(_ROWS):
-        return _ROWS[:num_rows], _NO_TAIL[:num_rows], _SEQUENCE_0[:num_rows]
-    return np.arange(num_rows, dtype=np.int32), np.zeros(num_rows, np.uint64), np.zeros(num_rows, np.int32)
+def _slots(start: int, end: int) -> Int32Array:
+    """[start, end) as an array, for most texts a part of one that is there: steps are many, and each needs a few."""
+    return _SLOTS[start:end] if end <= len(_SLOTS) else np.arange(start, end, dtype=np.int32)
 
 
 def _constant(array: Any) -> Any:
@@ -378,7 +374,7 @@ def _constant(array: Any) -> Any:
     return array
 
 
-_ROWS: Int32Array = _constant(np.arange(MAX_DRAFT_NODES + 1, dtype=np.int32))
+_SLOTS: Int32Array = _constant(np.arange(1 << 15, dtype=np.int32))
 _NO_TAIL: UInt64Array = _constant(np.zeros(MAX_DRAFT_NODES + 1, np.uint64))
 _SEQUENCE_0: Int32Array = _constant(np.zeros(MAX_DRAFT_NODES + 1, np.int32))
 

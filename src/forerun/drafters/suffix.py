@@ -208,7 +208,7 @@ class SuffixDrafter:
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Indexes the new tokens."""
-        self._text.append(np.array(token_ids, np.int32))
+        self._text.append(token_ids)
         self._output.extend(token_ids)
 
     def observe(self, draft: Draft, rows: ForwardOutput) -> None:

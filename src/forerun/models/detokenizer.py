@@ -30,15 +30,21 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special else frozenset[int]()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_inside = False  # a character of which the decoder has the first bytes
         self._drops_space = not continues and tokenizer.drops_space
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The characters that these tokens complete; may be empty."""
         data = b"".join([self._tokenizer.token_bytes(i) for i in token_ids if i not in self._skipped])
-        return self._without_space(self._decoder.decode(data))
+        if not self._is_inside and data.isascii():  # nearly always, and much less work
+            return self._without_space(data.decode("ascii"))
+        text = self._decoder.decode(data)
+        self._is_inside = self._decoder.getstate()[0] != b""
+        return self._without_space(text)
 
     def finish(self) -> str:
         """U+FFFD for a character that was never completed, else nothing."""
+        self._is_inside = False
         return self._without_space(self._decoder.decode(b"", final=True))
 
     def _without_space(self, text: str) -> str:
