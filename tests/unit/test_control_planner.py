@@ -13,7 +13,7 @@ from forerun.control.acceptance import AcceptanceTable, RequestRates
 from forerun.control.cost import CostCurve, StepCosts
 from forerun.control.planner import Planner
 from forerun.control.speculator import Speculator
-from forerun.drafters.base import Budget, DraftContext, Drafter, Policy, Proposal
+from forerun.drafters.base import NOTHING, Budget, DraftContext, Drafter, Policy, Proposal
 from forerun.errors import EngineFault
 from forerun.types import Draft, StepTimings
 from tests.helpers.drafting import context
@@ -210,6 +210,26 @@ def test_decisions_say_what_was_expected_and_why() -> None:
     assert 4.0 < decision.expected_tokens < 9.0
     assert decision.expected_s == pytest.approx(cheap_rows(9) + OVERHEAD_S, rel=0.1)
     assert planner.plan(0, 100).decision.reason == "silent"  # type: ignore[union-attr]
+
+
+def test_free_drafters_are_told_what_can_not_pay() -> None:
+    """Of dear rows each must bring what it costs; where the third row is free, two together may pay for the second."""
+    told: list[float] = []
+
+    class Listening(QuietDrafter):
+        def propose(self, budget: Budget) -> Proposal:
+            told.extend(budget.min_survivals)
+            return NOTHING
+
+    for pass_s, least in ((dear_rows, 0.8), (lambda rows: 2.5e-3 * (1.0 if rows == 1 else 1.2), 0.2 / 8)):
+        told.clear()
+        simulation = Simulation(pass_s, lambda step, depth: 0.9)
+        simulation.open = lambda context: Listening()  # type: ignore[method-assign]
+        plan = simulation.planner().plan(8, 100)
+        assert told == pytest.approx([least * 2.5e-3 / (2.5e-3 + OVERHEAD_S)] * 8)
+        assert plan.decision is not None
+        assert (plan.decision.reason, plan.draft.num_nodes) == ("silent", 0)
+        assert plan.decision.expected_s == pytest.approx(2.5e-3 + OVERHEAD_S)
 
 
 def test_a_drafter_that_breaks_its_promises_is_a_fault() -> None:

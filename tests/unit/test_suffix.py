@@ -119,6 +119,14 @@ def test_after_any_steps_it_drafts_as_if_the_text_had_been_there_from_the_start(
         assert propose(drafter, 8) == propose(make(text), 8)
 
 
+def test_what_can_hardly_pay_is_not_looked_at() -> None:
+    """Of two continuations seen equally often none is likely enough, if a node must survive in nearly all cases."""
+    drafter = make([1, 2, 3, 1, 2, 4, 1, 2], min_prob=0.05)
+    assert set(propose(drafter, 8).draft.token_ids) >= {3, 4}
+    assert propose(drafter, 8, min_survival=0.95).draft.num_nodes == 0
+    assert propose(make([1, 2, 3] * 20, min_prob=0.05), 8, min_survival=0.95).draft.num_nodes == 8
+
+
 def test_outputs_are_learned_from_and_prompts_are_not() -> None:
     served = source(min_prob=0.001)
     answer(served, [11, 12, 13, 14, 15], [21, 22, 23, 24])

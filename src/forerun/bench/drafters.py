@@ -72,6 +72,8 @@ def measure_drafter(llm: LLM, options: DrafterOptions) -> DrafterCost:
         began = time.perf_counter()
         drafter = source.open(context)
         open_s = time.perf_counter() - began
+        if drafter is None:
+            raise ConfigError(f"drafter {options.name} would propose nothing for the text it is measured with")
         with closing(drafter):
             steps = list(_follow(llm, sequence, drafter, rest))
     return DrafterCost(

@@ -122,3 +122,17 @@ def choose_count(survivals: Sequence[float], min_count: int, seconds: Sequence[f
         if value > best_value:
             best_value, best = value, count
     return best
+
+
+def least_survival(seconds: Sequence[float], price: float) -> float:
+    """What the likeliest node must survive with for any draft to pay: the least that a row costs when taken by many.
+
+    Args:
+        seconds: of a step with 0, 1, ... rows.
+        price: tokens per second that the engine makes otherwise.
+
+    >>> least_survival([0.0, 1.0, 1.5, 1.5], 2.0)
+    0.5
+    """
+    rows = range(2, len(seconds))
+    return max(0.0, price * min([(seconds[m] - seconds[1]) / (m - 1) for m in rows], default=0.0))

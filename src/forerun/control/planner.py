@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forerun.control.acceptance import AcceptanceTable, RequestRates
-from forerun.control.candidates import Candidates, by_survival, choose_count
+from forerun.control.candidates import Candidates, by_survival, choose_count, least_survival
 from forerun.control.cost import StepCosts
 from forerun.drafters.base import NOTHING, Budget, DraftContext, Drafter, DrafterSource, Proposal
 from forerun.errors import EngineFault
@@ -19,6 +19,7 @@ PRICE_SMOOTHING = 1.0 / 32.0
 PROBE_SHARE = 0.005
 MIN_PROBE_STEPS = 16
 _NO_MINIMA = (0.0,) * MAX_DRAFT_NODES
+BOUND_STEPS = 16  # steps for which a bound of what may pay holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Plan:
     Attributes:
         draft: the chosen nodes.
         decision: why; None where nobody was asked.
-        proposals: what each drafter proposed, chosen or not, in the order of the sources.
+        proposals: what each of the request's drafters proposed, chosen or not.
         context_len: tokens in the cache at the step.
     """
 
@@ -41,10 +42,10 @@ class Plan:
 class _Lane:
     """One drafter of a request, with what is known of it."""
 
-    def __init__(self, source: DrafterSource, table: AcceptanceTable, context: DraftContext) -> None:
+    def __init__(self, source: DrafterSource, table: AcceptanceTable, drafter: Drafter) -> None:
         self.source = source
         self.rates = RequestRates(table)
-        self.drafter: Drafter = source.open(context)
+        self.drafter = drafter
         self.step_s: float | None = None  # of one of its passes; None until it was seen
         self.num_silent = 0  # steps since a drafter that costs time proposed something
 
@@ -55,6 +56,9 @@ class _Lane:
             EngineFault: the drafter broke its promises.
         """
         proposal = self.drafter.propose(Budget(max_nodes, min_survivals, self.rates.rate))
+        if proposal is NOTHING:
+            self.num_silent += 1
+            return proposal
         num_nodes = proposal.draft.num_nodes
         if num_nodes > max_nodes:
             raise EngineFault(
@@ -98,26 +102,33 @@ class Planner:
         self._stream = context.stream
         self._costs = costs
         self._lanes: list[_Lane] = []
-        self._reads_rows = any(source.reads_rows for source, _ in sources)
-        self._takes_time = any(not source.is_free for source, _ in sources)
         self._tokens = self._seconds = 0.0  # decayed sums over steps
+        self._free_minima = _NO_MINIMA
+        self._num_plans = 0
         try:
             for source, table in sources:
-                self._lanes.append(_Lane(source, table, context))
+                drafter = source.open(context)
+                if drafter is not None:
+                    self._lanes.append(_Lane(source, table, drafter))
         except BaseException:
             self.close()
             raise
+        self._reads_rows = any(lane.source.reads_rows for lane in self._lanes)
+        self._takes_time = any(not lane.source.is_free for lane in self._lanes)
 
     def plan(self, max_nodes: int, context_len: int) -> Plan:
         """Asks the drafters and chooses, at most max_nodes nodes; max_nodes may be 0."""
         if max_nodes < 1:
             nothing = Decision("silent", 0, 1.0, None, None)
             return Plan(NO_DRAFT, nothing, (NOTHING,) * len(self._lanes), context_len)
-        costs, price, seconds = self._costs, None, None
+        costs, price, plain_s, seconds = self._costs, None, None, None
         if costs is not None:
-            price = 1.0 / costs.step_s(1, context_len)
-            price = max(price, self._tokens / self._seconds) if self._seconds else price
-            seconds = costs.steps_s(max_nodes + 1, context_len) if self._takes_time else None
+            plain_s = costs.step_s(1, context_len)
+            price = max(1.0 / plain_s, self._tokens / self._seconds if self._seconds else 0.0)
+            if self._takes_time or self._num_plans % BOUND_STEPS == 0:
+                seconds = costs.steps_s(max_nodes + 1, context_len)
+                self._free_minima = (least_survival(seconds, price),) * MAX_DRAFT_NODES
+            self._num_plans += 1
         candidates = Candidates()
         proposals = []
         is_probe = False
@@ -127,6 +138,9 @@ class Planner:
             is_probe |= is_tried
             proposals.append(proposal)
             candidates.merge(proposal, self._must_keep(lane, proposal), lane.rates.rate)
+        if not candidates.num_nodes:
+            silent = Decision("silent", 0, 1.0, plain_s, price)
+            return Plan(NO_DRAFT, silent, tuple(proposals), context_len)
         if costs is not None and seconds is None:
             seconds = costs.steps_s(min(candidates.num_nodes, max_nodes) + 1, context_len)
         is_plain_due = costs is not None and costs.is_plain_due
@@ -182,8 +196,10 @@ class Planner:
         self, lane: _Lane, max_nodes: int, seconds: Sequence[float] | None, price: float | None
     ) -> tuple[Sequence[float], bool]:
         """What each node must bring to pay for drafting and verifying it, and whether the drafter is only tried out."""
-        if lane.source.is_free or lane.source.policy == "fixed" or seconds is None or price is None:
+        if lane.source.policy == "fixed":
             return _NO_MINIMA[:max_nodes], False
+        if lane.source.is_free or seconds is None or price is None:
+            return self._free_minima[:max_nodes], False
         if lane.step_s is None:
             return (0.0,), True
         probe_steps = math.ceil(lane.step_s / (PROBE_SHARE * seconds[1]))
@@ -202,7 +218,7 @@ def _choose(
     is_plain_due: bool,
     stream: NoiseStream,
 ) -> tuple[Draft, Decision]:
-    """The nodes that pay, and those that must be verified anyhow."""
+    """Of one proposed node or more, those that pay, and those that must be verified anyhow."""
     num_proposed = candidates.num_nodes
     survivals = candidates.survivals()
     order, num_fixed = by_survival(candidates, survivals)
@@ -212,7 +228,7 @@ def _choose(
         count = choose_count(ordered, count, seconds, price)
     expected_s = seconds[1 + count] if seconds is not None else None
     decision = Decision(
-        reason=_reason(num_proposed, num_fixed, count, is_probe),
+        reason=_reason(num_fixed, count, is_probe),
         num_proposed=num_proposed,
         expected_tokens=1.0 + sum(ordered[:count]),
         expected_s=expected_s,
@@ -221,9 +237,7 @@ def _choose(
     return (candidates.draft_of(order[:count], stream) if count else NO_DRAFT), decision
 
 
-def _reason(num_proposed: int, num_fixed: int, count: int, is_probe: bool) -> DecisionReason:
-    if num_proposed == 0:
-        return "silent"
+def _reason(num_fixed: int, count: int, is_probe: bool) -> DecisionReason:
     if count and count == num_fixed:
         return "fixed"
     if count:

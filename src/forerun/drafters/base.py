@@ -104,8 +104,8 @@ class Budget:
     Attributes:
         max_nodes: nodes at most, at least 1.
         min_survivals: one per node, in the order in which they are drafted: a draft step pays only if the node that it
-            adds survives with at least this probability. Drafters whose steps cost nothing ignore it: their nodes are
-            chosen among afterwards.
+            adds survives with at least this probability. The nodes of drafters whose steps cost nothing are chosen
+            among afterwards; for them it is what the likeliest must reach for any draft to pay.
         rate: estimated acceptance of a node, given its parent's, by acceptance cell.
     """
 
@@ -177,8 +177,8 @@ class DrafterSource(Protocol):
     reads_rows: bool
     is_free: bool
 
-    def open(self, context: DraftContext) -> Drafter:
-        """A drafter for one request.
+    def open(self, context: DraftContext) -> Drafter | None:
+        """A drafter for one request; None where it would never propose anything.
 
         Raises:
             RequestError: the request asks for something this drafter can't do.

@@ -86,7 +86,7 @@ class PredictionOptions:
 class PredictionSource:
     """Prediction; requests share nothing. A node's cell is (how the run of right tokens began, its length).
 
-    Without an expected text a request's drafter proposes nothing.
+    A request without an expected text has no drafter.
     """
 
     name = "prediction"
@@ -99,9 +99,9 @@ class PredictionSource:
         self._options = options
         self.policy = options.policy
 
-    def open(self, context: DraftContext) -> PredictionDrafter:
+    def open(self, context: DraftContext) -> PredictionDrafter | None:
         """See `DrafterSource.open`."""
-        return PredictionDrafter(self._options, context)
+        return PredictionDrafter(self._options, context) if context.prediction else None
 
     def clear(self) -> None:
         """See `DrafterSource.clear`."""

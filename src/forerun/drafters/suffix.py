@@ -32,6 +32,8 @@ MAX_DEPTH = 256  # no text needs more to be told from another, and a text of one
 MAX_MEMORY_MB = 65536
 MIN_PROB = 0.001
 _OWN = ""  # the partition of a request's own text
+# Nodes are not even looked at where the counts give them less than this share of what would pay: counts may be wrong.
+DISBELIEF = 0.5
 
 # How far a context is distrusted, by the length of its match; see `_by_length`. Fitted, as the rates below, to answers
 # of a model of 135M parameters: longer matches are better signs, and those in another text are worse ones.
@@ -192,8 +194,9 @@ class SuffixDrafter:
     def propose(self, budget: Budget) -> Proposal:
         """Proposes what followed the matching contexts, the likeliest first; nothing where none matches."""
         options = self._options
+        min_prob = max(options.min_prob, DISBELIEF * budget.min_survivals[0])
         token_ids, parents, probs, match_lens, are_shared = self._drafts.propose(
-            self._text, self._outputs, self._partition, min(options.k, budget.max_nodes), options.min_prob,
+            self._text, self._outputs, self._partition, min(options.k, budget.max_nodes), min_prob,
             options.tree == "off",
         )  # fmt: skip
         num_nodes = len(token_ids)
