@@ -102,21 +102,39 @@ def test_a_small_cache_is_measured_at_a_short_context(target: FakeTarget) -> Non
 def test_curve_is_stored_and_read_back(target: FakeTarget, tmp_path: Path) -> None:
     pages = PageManager(80)
     first = load_curve(target, pages, 64, tmp_path / "costs", ("a", "b"))
-    assert load_curve(target, pages, 64, tmp_path / "costs", ("a", "b")) == first
+    again = load_curve(target, pages, 64, tmp_path / "costs", ("a", "b"))
+    assert again.num_rows == first.num_rows
+    assert again.seconds == pytest.approx(first.seconds)
+    assert (again.context_len, again.per_token_s) == (first.context_len, pytest.approx(first.per_token_s))
     assert len(list((tmp_path / "costs").iterdir())) == 1
     load_curve(target, pages, 64, tmp_path / "costs", ("a", "c"))
     assert len(list((tmp_path / "costs").iterdir())) == 2
     assert pages.num_free == 80
 
 
-@pytest.mark.parametrize("change", ["slower", "truncated", "no json", "negative", "unsorted"])
+def test_a_machine_that_is_slower_as_a_whole_is_not_measured_again(target: FakeTarget, tmp_path: Path) -> None:
+    pages = PageManager(80)
+    truth = load_curve(target, pages, 64, tmp_path, ("key",))
+    (path,) = tmp_path.iterdir()
+    fields = json.loads(path.read_text())
+    fields["seconds"] = [2.0 * seconds for seconds in fields["seconds"]]
+    fields["per_token_s"] *= 2.0
+    stored = json.dumps(fields)
+    path.write_text(stored)
+    curve = load_curve(target, pages, 64, tmp_path, ("key",))
+    assert curve.seconds == pytest.approx(truth.seconds)
+    assert curve.per_token_s == pytest.approx(truth.per_token_s)
+    assert path.read_text() == stored
+
+
+@pytest.mark.parametrize("change", ["steeper", "truncated", "no json", "negative", "unsorted"])
 def test_a_stored_curve_that_does_not_hold_is_measured_again(target: FakeTarget, tmp_path: Path, change: str) -> None:
     pages = PageManager(80)
     truth = load_curve(target, pages, 64, tmp_path, ("key",))
     (path,) = tmp_path.iterdir()
     fields = json.loads(path.read_text())
-    if change == "slower":
-        fields["seconds"] = [2.0 * seconds for seconds in fields["seconds"]]
+    if change == "steeper":
+        fields["seconds"] = [seconds * (1.0 + 0.1 * i) for i, seconds in enumerate(fields["seconds"])]
     elif change == "truncated":
         fields["seconds"] = fields["seconds"][:-1]
     elif change == "negative":

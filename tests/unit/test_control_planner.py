@@ -104,7 +104,7 @@ class SimulatedDrafter(QuietDrafter):
         survival = 1.0
         for depth in range(min(sim.k, budget.max_nodes)):
             survival *= budget.rate(min(depth, 7))
-            if survival < budget.min_survivals[depth]:
+            if not sim.is_free and survival < budget.min_survivals[depth]:
                 break
             sim.now += sim.draft_step_s
             sim.num_draft_steps += 1

@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,7 @@ CONTEXT_LEN = 256
 LONG_CONTEXT_LEN = 1024
 MEASURE_S = 1.0  # about what measuring may take
 MIN_ROUNDS, MAX_ROUNDS = 3, 7
-MAX_CHANGE = 0.15  # a curve whose checked sizes differ by more is measured again
+MAX_CHANGE = 0.2  # a curve is measured again when its checked sizes have changed by factors that differ by more
 _SEQUENCE_ID = -1  # no request has it
 
 
@@ -132,6 +132,9 @@ def _context_slopes(
 def load_curve(target: Executor, pages: PageManager, max_rows: int, folder: Path, key: Sequence[str]) -> CostCurve:
     """The cost curve of a target: the stored one when a quick check agrees with it, else a new one, which is stored.
 
+    What is compared is the curve's shape. A machine that is busier than it was, or less, makes all of it slower or
+    faster, and so is the curve that is returned.
+
     Args:
         target, pages, max_rows: as for `measure_curve`.
         folder: where curves are stored; one that can't be written to costs a measurement each time and nothing else.
@@ -139,24 +142,36 @@ def load_curve(target: Executor, pages: PageManager, max_rows: int, folder: Path
     """
     path = folder / f"{hashlib.sha256(json.dumps(list(key)).encode()).hexdigest()[:32]}.json"
     stored = _read(path)
-    if stored is not None and stored.num_rows[-1] <= max_rows and _still_holds(target, pages, stored):
-        return stored
+    if stored is not None and stored.num_rows[-1] <= max_rows:
+        adapted = _adapted(target, pages, stored)
+        if adapted is not None:
+            return adapted
     curve = measure_curve(target, pages, max_rows)
     _write(path, curve)
     return curve
 
 
-def _still_holds(target: Executor, pages: PageManager, curve: CostCurve) -> bool:
+def _adapted(target: Executor, pages: PageManager, curve: CostCurve) -> CostCurve | None:
+    """A stored curve at the machine's speed of now; None where its shape does not hold any more."""
     sizes = [size for size in CHECKED_SIZES if size in curve.num_rows]
     timer = PassTimer(target, pages)
     try:
         if timer.max_len < curve.context_len + sizes[-1]:
-            return False
+            return None
         found = timer.fastest(sizes, curve.context_len, 0.0)
     finally:
         timer.close()
     known = [curve.seconds[curve.num_rows.index(size)] for size in sizes]
-    return all(abs(now - then) <= MAX_CHANGE * then for now, then in zip(found, known, strict=True))
+    factors = [now / then for now, then in zip(found, known, strict=True)]
+    if max(factors) > (1.0 + MAX_CHANGE) * min(factors):
+        return None
+    factor = sum(factors) / len(factors)
+    return replace(
+        curve,
+        seconds=tuple(factor * seconds for seconds in curve.seconds),
+        per_token_s=factor * curve.per_token_s,
+        per_token_row_s=factor * curve.per_token_row_s,
+    )
 
 
 def _read(path: Path) -> CostCurve | None:

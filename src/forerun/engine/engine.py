@@ -100,7 +100,8 @@ class Engine:
 
     @contextmanager
     def _plan(self, request: Request, sequence: Sequence, speculator: Speculator | None) -> Iterator[Planner | None]:
-        if speculator is None:
+        # The prompt gives the first token, and a step that may emit one only drafts nothing.
+        if speculator is None or request.max_len - len(request.prompt_token_ids) < 3:
             yield None
             return
         planner = speculator.open(
