@@ -393,8 +393,9 @@ class ForwardOutput:
 
 
 # Why a step drafted what it did: `fixed` nodes were asked for whatever they cost, `pays` and `plain` answer what was
-# proposed, `probe` refreshes what is known of a drafter that doesn't pay, `silent` had no proposal.
-DecisionReason = Literal["fixed", "pays", "plain", "probe", "silent"]
+# proposed, `probe` refreshes what is known of a drafter that doesn't pay, `silent` had no proposal, `resting` asked
+# nobody.
+DecisionReason = Literal["fixed", "pays", "plain", "probe", "silent", "resting"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import forerun
 from forerun.bench.fidelity import compare, measure_fidelity, text_token_ids
 from forerun.bench.kernels import matrix_groups, time_group
-from forerun.bench.provenance import provenance
+from forerun.bench.provenance import _checkout, provenance
 from forerun.bench.rows import bind, run_batch
 from forerun.bench.speed import WORKLOADS, compare_speed
 from forerun.bench.steps import step_seconds
@@ -113,6 +115,16 @@ def test_info_counts_what_a_token_costs(tiny: Path) -> None:
 
     untied = describe(load_model(write_tiny_llama(tiny.with_name("untied.gguf"), tied=False)), "f16")
     assert untied.bytes_per_token == untied.weight_bytes - 320 * 64 * 4
+
+
+def test_provenance_knows_the_checkout_that_it_was_installed_from(tmp_path: Path) -> None:
+    root, package = Path(__file__).parents[2], Path(forerun.__file__).parent
+    assert _checkout(package) == root
+    assert _checkout(root / "src" / "forerun") == root
+    copy = Path(shutil.copytree(package, tmp_path / "forerun", ignore=shutil.ignore_patterns("*.so")))
+    assert _checkout(copy) == root
+    (copy / "types.py").write_text("changed = True\n")
+    assert _checkout(copy) is None
 
 
 def test_provenance_names_the_file_and_the_machine(tiny: Path) -> None:

@@ -32,12 +32,14 @@ class Simulation:
         acceptance: probability that a node is right given that its parent is, by step and depth (from 0).
         draft_step_s: seconds of one draft step; 0 is a free drafter.
         k: nodes of a proposal at most.
+        ask_s: seconds that asking takes, whatever is proposed.
     """
 
     pass_s: Callable[[int], float]
     acceptance: Callable[[int, int], float]
     draft_step_s: float = 0.0
     k: int = 8
+    ask_s: float = 0.0
     policy: Policy = "adaptive"
     seed: int = 1
     now: float = 0.0
@@ -100,6 +102,7 @@ class SimulatedDrafter(QuietDrafter):
 
     def propose(self, budget: Budget) -> Proposal:
         sim = self.simulation
+        sim.now += sim.ask_s
         guess: list[int] = []
         survival = 1.0
         for depth in range(min(sim.k, budget.max_nodes)):
@@ -196,6 +199,22 @@ def test_a_worthless_second_drafter_changes_next_to_nothing() -> None:
         return good.run(planner, 3000)
 
     assert rate(1) > 0.98 * rate(0)
+
+
+def test_a_text_with_nothing_to_draft_from_costs_two_percent() -> None:
+    """Asking takes a tenth of a pass here and never helps."""
+    simulation = Simulation(dear_rows, lambda step, depth: 0.05, ask_s=2.5e-4)
+    planner = simulation.planner()
+    simulation.run(planner, 100)
+    plain = 1.0 / (dear_rows(1) + OVERHEAD_S)
+    assert simulation.run(planner, 2000) > 0.975 * plain
+
+
+def test_who_gains_does_not_rest() -> None:
+    simulation = Simulation(cheap_rows, lambda step, depth: 0.7, ask_s=2.5e-4)
+    planner = simulation.planner()
+    simulation.run(planner, 1000)
+    assert simulation.counts[200:].count(0) < 10  # to see what a plain step takes
 
 
 def test_decisions_say_what_was_expected_and_why() -> None:

@@ -93,7 +93,7 @@ class StepCosts:
         ]
 
     def learn(self, num_rows: int, context_len: int, forward_s: float, overhead_s: float) -> None:
-        """Takes in a step: seconds of its pass, and of everything else but drafting."""
+        """Takes in a step: seconds of its pass, and of everything else but drafting, which counts for plain steps."""
         surprise = forward_s / self._pass_s(num_rows, context_len)
         surprise = min(max(surprise, 1.0 / MAX_SURPRISE), MAX_SURPRISE)
         self._drift *= 1.0 + DRIFT_SMOOTHING * (surprise - 1.0)
@@ -102,7 +102,8 @@ class StepCosts:
         self._corrections[num_rows] *= 1.0 + gain * (surprise - 1.0)
         if num_rows == 1:
             self._plain_steps = PLAIN_STEPS if abs(surprise - 1.0) < PLAIN_SURPRISE else SURPRISED_PLAIN_STEPS
-        self._overhead_s += OVERHEAD_SMOOTHING * (min(overhead_s, forward_s) - self._overhead_s)
+        if num_rows == 1:  # what comes on top where several tokens are emitted is no part of a plain step
+            self._overhead_s += OVERHEAD_SMOOTHING * (min(overhead_s, forward_s) - self._overhead_s)
         self._num_steps += 1
         self._last_run[num_rows] = self._num_steps
         if self._num_steps % RELAX_STEPS == 0:

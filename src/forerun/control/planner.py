@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from forerun.control.acceptance import AcceptanceTable, RequestRates
 from forerun.control.candidates import Candidates, by_survival, choose_count, least_survival
 from forerun.control.cost import StepCosts
+from forerun.control.worth import Worth
 from forerun.drafters.base import NOTHING, Budget, DraftContext, Drafter, DrafterSource, Proposal
 from forerun.errors import EngineFault
 from forerun.types import MAX_DRAFT_NODES, Decision, DecisionReason, Draft, ForwardOutput, NoiseStream, StepTimings
@@ -105,6 +106,7 @@ class Planner:
         self._tokens = self._seconds = 0.0  # decayed sums over steps
         self._free_minima = _NO_MINIMA
         self._num_plans = 0
+        self._worth = Worth()
         try:
             for source, table in sources:
                 drafter = source.open(context)
@@ -115,6 +117,8 @@ class Planner:
             raise
         self._reads_rows = any(lane.source.reads_rows for lane in self._lanes)
         self._takes_time = any(not lane.source.is_free for lane in self._lanes)
+        # Drafters that take time are tried rarely anyhow, and fixed ones are asked whatever they cost.
+        self._may_rest = all(lane.source.is_free and lane.source.policy == "adaptive" for lane in self._lanes)
 
     def plan(self, max_nodes: int, context_len: int) -> Plan:
         """Asks the drafters and chooses, at most max_nodes nodes; max_nodes may be 0."""
@@ -125,6 +129,9 @@ class Planner:
         if costs is not None:
             plain_s = costs.step_s(1, context_len)
             price = max(1.0 / plain_s, self._tokens / self._seconds if self._seconds else 0.0)
+            if self._may_rest and not self._worth.asks():
+                resting = Decision("resting", 0, 1.0, plain_s, price)
+                return Plan(NO_DRAFT, resting, (NOTHING,) * len(self._lanes), context_len)
             if self._takes_time or self._num_plans % BOUND_STEPS == 0:
                 seconds = costs.steps_s(max_nodes + 1, context_len)
                 self._free_minima = (least_survival(seconds, price),) * MAX_DRAFT_NODES
@@ -167,7 +174,10 @@ class Planner:
         self._seconds += timings.total_s - PRICE_SMOOTHING * self._seconds
         if self._costs is not None:
             overhead_s = timings.total_s - timings.forward_s - timings.draft_s
+            plain_s = self._costs.step_s(1, plan.context_len)
             self._costs.learn(1 + plan.draft.num_nodes, plan.context_len, timings.forward_s, overhead_s)
+            expected_tokens = plan.decision.expected_tokens if plan.decision else 1.0
+            self._worth.learn(plain_s, timings.total_s, num_emitted, expected_tokens)
 
     def close(self) -> None:
         """The request is over."""
