@@ -137,12 +137,20 @@ def test_chat_on_a_terminal_colours_drafts_and_ctrl_c_cancels_only_the_answer(de
         os.close(master)
 
 
-def test_start_up_is_quick(demo: str) -> None:
-    """Import, load, one token and exit. The goal is 1.5 s; processor time is judged, which a busy machine leaves be."""
+def _cpu_s(*command: str) -> float:
+    """Processor time of a command, which a busy machine lengthens less than the time it takes."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert run("generate", demo, "Hi", "--max-tokens", "1", "--threads", "1").returncode == 0
+    subprocess.run(command, capture_output=True, timeout=120, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2.0
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_start_up_is_quick(demo: str) -> None:
+    """Import, load, one token and exit. The goal is 1.5 s, where the libraries that it needs take 0.25 s to import."""
+    imports = "import numpy, tokenizers, jinja2, typer, rich.console"
+    reference_s = min(_cpu_s(sys.executable, "-c", imports) for _ in range(2))
+    answer = (*FORERUN, "generate", demo, "Hi", "--max-tokens", "1", "--threads", "1")
+    assert min(_cpu_s(*answer) for _ in range(2)) < 6.0 * reference_s
 
 
 def test_pull_of_what_is_there_is_quick_and_models_lists_it(demo: str) -> None:
