@@ -102,7 +102,7 @@ class StepCosts:
         self._corrections[num_rows] *= 1.0 + gain * (surprise - 1.0)
         if num_rows == 1:
             self._plain_steps = PLAIN_STEPS if abs(surprise - 1.0) < PLAIN_SURPRISE else SURPRISED_PLAIN_STEPS
-        if num_rows == 1:  # what comes on top where several tokens are emitted is no part of a plain step
+            # What comes on top where several tokens are emitted is no part of a plain step.
             self._overhead_s += OVERHEAD_SMOOTHING * (min(overhead_s, forward_s) - self._overhead_s)
         self._num_steps += 1
         self._last_run[num_rows] = self._num_steps

@@ -76,6 +76,30 @@ class ChainSettings:
         return DraftTraits(True, is_tree=self.width > 1, stream=stream, pruning="prefix_only")
 
 
+class ChainOptions:
+    """What the options of all drafters that write chains do; their fields are those of `ChainSettings` and others."""
+
+    __slots__ = ()
+    k: int
+    width: int
+    sample: Sample
+    policy: Policy
+
+    @property
+    def chain(self) -> ChainSettings:
+        """How the model drafts."""
+        return ChainSettings(self.k, self.width, self.sample, self.policy)
+
+    @property
+    def is_off(self) -> bool:
+        """Whether nothing would ever be proposed."""
+        return self.k == 0
+
+    def traits(self, stream: NoiseStream) -> DraftTraits:
+        """See `DrafterOptions.traits`."""
+        return self.chain.traits(stream)
+
+
 class ChainModel(Protocol):
     """A model that holds a request's committed tokens, and guesses behind them."""
 

@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from forerun.drafters.base import NOTHING, Budget, DraftContext, DraftTarget, Policy, Proposal
-from forerun.drafters.chain import CHAIN_PRIORS, ChainDrafting, ChainSettings, Sample
+from forerun.drafters.chain import CHAIN_PRIORS, ChainDrafting, ChainOptions, ChainSettings, Sample
 from forerun.drafters.model_sequence import ModelSequence
 from forerun.drafters.vocabulary import SameVocabulary, Translation
 from forerun.kv.pages import PageManager, num_pages_for
 from forerun.models.bound import BoundModel, bind_model, open_model
-from forerun.types import Draft, DraftTraits, Float32Array, ForwardOutput, NoiseStream
+from forerun.types import Draft, Float32Array, ForwardOutput
 
 # A pass over more tokens is catching up and says nothing about what drafting costs.
 MAX_STEP_ROWS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class DraftModelOptions:
+class DraftModelOptions(ChainOptions):
     """Settings of a draft model, `draft:model=NAME,k=4,width=1,sample=law,policy=adaptive` in a spec.
 
     Attributes:
@@ -51,20 +51,6 @@ class DraftModelOptions:
 
     def __post_init__(self) -> None:
         self.chain.check(self.name)
-
-    @property
-    def chain(self) -> ChainSettings:
-        """How the model drafts."""
-        return ChainSettings(self.k, self.width, self.sample, self.policy)
-
-    @property
-    def is_off(self) -> bool:
-        """Whether nothing would ever be proposed."""
-        return self.k == 0
-
-    def traits(self, stream: NoiseStream) -> DraftTraits:
-        """See `DrafterOptions.traits`."""
-        return self.chain.traits(stream)
 
     def bind(self, target: DraftTarget) -> DraftModelSource:
         """Loads the model and compares vocabularies.

@@ -24,10 +24,10 @@ from typing import ClassVar
 import numpy as np
 
 from forerun.drafters.base import Budget, DraftContext, DraftTarget, Policy, Proposal, TargetSlots
-from forerun.drafters.chain import CHAIN_PRIORS, ChainDrafting, ChainSettings, Sample
+from forerun.drafters.chain import CHAIN_PRIORS, ChainDrafting, ChainOptions, ChainSettings, Sample
 from forerun.errors import ConfigError, EngineFault
 from forerun.ops.base import Executor
-from forerun.types import Batch, Draft, DraftTraits, Float32Array, ForwardOutput, NoiseStream
+from forerun.types import Batch, Draft, Float32Array, ForwardOutput
 
 HALF = "half"
 _LAYERS = re.compile(r"half|[0-9]{1,6}|[0-9]{1,6}-[0-9]{1,6}(\.[0-9]{1,6}-[0-9]{1,6})*")
@@ -35,7 +35,7 @@ _ROW_0 = np.zeros(1, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
-class SelfOptions:
+class SelfOptions(ChainOptions):
     """Settings of self-speculative decoding, `self:layers=12,k=4,width=1,sample=law,policy=adaptive` in a spec.
 
     Attributes:
@@ -67,20 +67,6 @@ class SelfOptions:
                 f"such as 0-9.20-29, or {HALF}"
             )
         self.chain.check(self.name)
-
-    @property
-    def chain(self) -> ChainSettings:
-        """How the layers draft."""
-        return ChainSettings(self.k, self.width, self.sample, self.policy)
-
-    @property
-    def is_off(self) -> bool:
-        """Whether nothing would ever be proposed."""
-        return self.k == 0
-
-    def traits(self, stream: NoiseStream) -> DraftTraits:
-        """See `DrafterOptions.traits`."""
-        return self.chain.traits(stream)
 
     def bind(self, target: DraftTarget) -> SelfSource:
         """Binds the chosen layers as a variant of the target.
