@@ -253,10 +253,9 @@ constexpr int chains_for(int num_pairs) {
 }
 
 // scores[kScoreStride * pair][16 * page] for P pairs and N pages at once: one FMA chain over d per score. Fetches the
-// values of these pages and the keys of the N pages at `next` on the way, each line once and to L2: the hardware's own
-// streams begin anew with every page.
+// values of these pages on the way, each line once and to L2: the hardware's own streams begin anew with every page.
 template <class V, class E, int P, int N>
-inline void score_pages(const float* q, int d, const PageRef<E>* pages, const PageRef<E>* next, float* scores) {
+inline void score_pages(const float* q, int d, const PageRef<E>* pages, float* scores) {
   V acc[P][N];
   for (int p = 0; p < P; p++)
     for (int n = 0; n < N; n++) acc[p][n] = V::set1(0.0f);
@@ -268,10 +267,7 @@ inline void score_pages(const float* q, int d, const PageRef<E>* pages, const Pa
       V k[N];
       for (int n = 0; n < N; n++) {
         k[n] = V::load(pages[n].keys + at);
-        if (at % (64 / sizeof(E)) == 0) {
-          fetch_to_l2(reinterpret_cast<const uint8_t*>(next[n].keys + at));
-          fetch_to_l2(reinterpret_cast<const uint8_t*>(pages[n].values + at));
-        }
+        if (at % (64 / sizeof(E)) == 0) fetch_to_l2(reinterpret_cast<const uint8_t*>(pages[n].values + at));
       }
       at += kPageTokens;
       for (int p = 0; p < P; p++) {
@@ -290,16 +286,43 @@ template <class V, class E, int P>
 void score_pairs(const float* q, int d, const PageRef<E>* pages, int num_pages, float* scores) {
   constexpr int N = chains_for<V>(P);
   int n = 0;
-  for (; n + N <= num_pages; n += N) {
-    const PageRef<E>* next = n + 2 * N <= num_pages ? pages + n + N : pages + n;
-    score_pages<V, E, P, N>(q, d, pages + n, next, scores + 16 * n);
-  }
-  for (; n < num_pages; n++) score_pages<V, E, P, 1>(q, d, pages + n, pages + n, scores + 16 * n);
+  for (; n + N <= num_pages; n += N) score_pages<V, E, P, N>(q, d, pages + n, scores + 16 * n);
+  for (; n < num_pages; n++) score_pages<V, E, P, 1>(q, d, pages + n, scores + 16 * n);
 }
+
+// Fetches keys, some lines a step. While values are weighed, which were fetched before, memory has nothing else to do.
+class KeyFetcher {
+ public:
+  // num_steps >= 1.
+  KeyFetcher(const KeysAhead& keys, int num_steps) : keys_(keys) {
+    const int num_lines = keys.num_pages * static_cast<int>(keys.page_bytes / 64);
+    lines_at_once_ = (num_lines + num_steps - 1) / num_steps;
+  }
+
+  void step() {
+    for (int i = 0; i < lines_at_once_; i++) {
+      if (at_ == end_) {
+        if (page_ == keys_.num_pages) return;
+        at_ = keys_.pages[page_++];
+        end_ = at_ + keys_.page_bytes;
+      }
+      fetch_to_l2(at_);
+      at_ += 64;
+    }
+  }
+
+ private:
+  const KeysAhead& keys_;
+  const uint8_t* at_ = nullptr;
+  const uint8_t* end_ = nullptr;
+  int page_ = 0;
+  int lines_at_once_;
+};
 
 // acc[pair][d0 .. d0 + 16 * N) = sum over positions [0, num) of prob[pair][pos] * V[pos]: one FMA chain per lane.
 template <class V, class E, int P, int N>
-inline void weigh_values(const float* probs, int num, const PageRef<E>* pages, int d_pad, int d0, float* acc_rows) {
+inline void weigh_values(const float* probs, int num, const PageRef<E>* pages, int d_pad, int d0, float* acc_rows,
+                         KeyFetcher& fetcher) {
   V acc[P][N];
   for (int p = 0; p < P; p++)
     for (int n = 0; n < N; n++) acc[p][n] = V::set1(0.0f);
@@ -316,6 +339,7 @@ inline void weigh_values(const float* probs, int num, const PageRef<E>* pages, i
         for (int n = 0; n < N; n++) acc[p][n] = fma(w, v[n], acc[p][n]);
       }
       row += d_pad;
+      fetcher.step();
     } while (++prob < end);
     begin += kPageTokens;
   } while (begin < num);
@@ -324,11 +348,12 @@ inline void weigh_values(const float* probs, int num, const PageRef<E>* pages, i
 }
 
 template <class V, class E, int P>
-void weigh_pairs(const float* probs, int num, const PageRef<E>* pages, int d_pad, float* acc) {
+void weigh_pairs(const float* probs, int num, const PageRef<E>* pages, int d_pad, float* acc, const KeysAhead& keys) {
   constexpr int N = chains_for<V>(P);
+  KeyFetcher fetcher(keys, num * (d_pad / 16 / N + d_pad / 16 % N));
   int d0 = 0;
-  for (; d0 + 16 * N <= d_pad; d0 += 16 * N) weigh_values<V, E, P, N>(probs, num, pages, d_pad, d0, acc);
-  for (; d0 < d_pad; d0 += 16) weigh_values<V, E, P, 1>(probs, num, pages, d_pad, d0, acc);
+  for (; d0 + 16 * N <= d_pad; d0 += 16 * N) weigh_values<V, E, P, N>(probs, num, pages, d_pad, d0, acc, fetcher);
+  for (; d0 < d_pad; d0 += 16) weigh_values<V, E, P, 1>(probs, num, pages, d_pad, d0, acc, fetcher);
 }
 
 // The largest of the scores [0, num), num >= 1; pads them to whole vectors.
@@ -480,7 +505,8 @@ struct AttendBlock {
     float* acc = out.acc + static_cast<size_t>(first) * d_pad;
     if (least_dense > 0)
       with_count<V::kPairs>(num, [&](auto count) {
-        weigh_pairs<V, E, decltype(count)::value>(scores, least_dense, pages, args.kv->d_pad, acc);
+        weigh_pairs<V, E, decltype(count)::value>(scores, least_dense, pages, args.kv->d_pad, acc,
+                                                  first == 0 ? args.ahead : KeysAhead{});
       });
     for (int p = 0; p < num; p++) {
       if (span(p).total == 0) continue;

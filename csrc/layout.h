@@ -173,6 +173,13 @@ inline size_t partial_floats(int d_pad) { return static_cast<size_t>(kMaxPairs) 
 
 inline Partial partial_at(float* data) { return {data, data + kMaxPairs, data + 2 * kMaxPairs}; }
 
+// The keys of one split, page by page, that a thread reads next: what it may fetch into its cache meanwhile.
+struct KeysAhead {
+  const uint8_t* pages[kSplit / kPageTokens];
+  int num_pages = 0;
+  size_t page_bytes = 0;  // of the keys alone
+};
+
 // One attention work item: a few query rows of one sequence and all heads of one KV head, over a range of splits.
 struct AttendArgs {
   const KvLayer* kv;
@@ -184,6 +191,7 @@ struct AttendArgs {
   int kv_head;
   int window;             // a row sees only its last so many logical positions; 0: all
   float* scratch;         // attend_scratch_floats()
+  KeysAhead ahead;        // what comes after this split
 };
 
 // The first split in which a row sees anything.

@@ -247,8 +247,12 @@ class Program {
   void rotate(const Instr& instr, const SlotRun& run, const Range& columns, int norm, float scale, int thread);
   void rotate_and_append(const Instr& instr, const QkvShare& share, int thread);
   void run_attention(const Instr& instr, int index, int thread);
-  void attend_item(const Instr& instr, const AttendItem& item, int thread);
-  void attend_part(const Instr& instr, const AttendPart& part, int thread);
+  void attend_item(const Instr& instr, int item, int next, int thread);
+  void attend_part(const Instr& instr, const AttendPart& part, int next, int thread);
+  int num_parts() const { return static_cast<int>(parts_.empty() ? items_.size() : parts_.size()); }
+  AttendPart part_at(int index) const;
+  KeysAhead keys_of(int layer, const AttendPart& part) const;
+  void fetch_first_keys(int layer, int thread) const;
   void combine(const AttendArgs& args, int split, const Partial& part, const Partial& run);
   AttendArgs attend_args(const Instr& instr, int row, int num_rows, int kv_head, int thread);
   void store_heads(const Instr& instr, int row, int num_rows, int kv_head, const float* sum, const float* acc);

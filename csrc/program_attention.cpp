@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "prefetch.h"
 #include "program.h"
 
 namespace forerun {
@@ -22,23 +23,32 @@ void Program::reserve_partials() {
 }
 
 void Program::plan_attention() {
-  const int kv_heads = geometry_.num_kv_heads, longest = longest_context(0, num_rows_);
-  // As many rows as share their reads of the cache, but enough items to keep all threads busy until the end.
+  const int kv_heads = geometry_.num_kv_heads, group = geometry_.num_heads / kv_heads;
+  const int longest = longest_context(0, num_rows_), num_threads = pool_.num_threads();
+  auto sequence = [&](int row) { return views_[static_cast<size_t>(row)].page_table; };
+  // As many rows as share their reads of the cache, but enough items to keep all threads busy until the end. Few rows
+  // share all of them; heads that are left when each thread has as many are cut by rows if no split is.
+  const bool is_few = num_rows_ * group <= kBlockPairs && sequence(0) == sequence(num_rows_ - 1);
+  const int num_whole = is_few && longest < kSplit * 3 / 2 ? kv_heads / num_threads * num_threads : kv_heads;
   const int64_t work = static_cast<int64_t>(num_rows_) * kv_heads * std::max(1, longest / kSplit);
-  const int64_t wanted = int64_t{kItemsPerThread} * pool_.num_threads();
-  const int most_rows = kMaxPairs / (geometry_.num_heads / kv_heads);
-  const int rows_at_once = static_cast<int>(std::clamp<int64_t>((work + wanted - 1) / wanted, 1, most_rows));
+  const int64_t wanted = int64_t{kItemsPerThread} * num_threads;
+  const int64_t fair_rows = is_few ? num_rows_ : (work + wanted - 1) / wanted;
+  const int rows_at_once = static_cast<int>(std::clamp<int64_t>(fair_rows, 1, kMaxPairs / group));
   items_.clear();
   parts_.clear();
   int num_parts = 0;
-  auto sequence = [&](int row) { return views_[static_cast<size_t>(row)].page_table; };
   for (int r = 0; r < num_rows_;) {
     int n = 1;
     while (r + n < num_rows_ && n < rows_at_once && sequence(r + n) == sequence(r)) n++;
-    const int num_splits = (longest_context(r, n) + kSplit - 1) / kSplit;
     for (int h = 0; h < kv_heads; h++) {
-      items_.push_back({r, n, h, num_splits, num_parts});
-      num_parts += num_splits;
+      const int num_pieces = h < num_whole ? 1 : std::min(num_threads, n);
+      for (int piece = 0; piece < num_pieces; piece++) {
+        const Range rows = share(n, piece, num_pieces);
+        const int size = rows.end - rows.begin;
+        const int num_splits = (longest_context(r + rows.begin, size) + kSplit - 1) / kSplit;
+        items_.push_back({r + rows.begin, size, h, num_splits, num_parts});
+        num_parts += num_splits;
+      }
     }
     r += n;
   }
@@ -160,7 +170,8 @@ AttendArgs Program::attend_args(const Instr& instr, int row, int num_rows, int k
           geometry_.num_heads / geometry_.num_kv_heads,
           kv_head,
           instr.window,
-          scratch_[static_cast<size_t>(thread)].attend.get()};
+          scratch_[static_cast<size_t>(thread)].attend.get(),
+          {}};
 }
 
 void Program::store_heads(const Instr& instr, int row, int num_rows, int kv_head, const float* sum, const float* acc) {
@@ -174,15 +185,47 @@ void Program::store_heads(const Instr& instr, int row, int num_rows, int kv_head
 }
 
 void Program::run_attention(const Instr& instr, int index, int thread) {
-  const bool is_split = !parts_.empty();
-  const int num = static_cast<int>(is_split ? parts_.size() : items_.size());
-  std::atomic<int>& next = next_item_[static_cast<size_t>(index)];
-  for (int i = next.fetch_add(1); i < num; i = next.fetch_add(1)) {
-    if (is_split)
-      attend_part(instr, parts_[static_cast<size_t>(i)], thread);
+  const int num = num_parts();
+  // Each thread's first part is fixed, and the next is taken before its turn, so that both can be fetched ahead.
+  for (int i = thread; i < num;) {
+    const int next = pool_.num_threads() + next_item_[static_cast<size_t>(index)].fetch_add(1);
+    if (parts_.empty())
+      attend_item(instr, i, next, thread);
     else
-      attend_item(instr, items_[static_cast<size_t>(i)], thread);
+      attend_part(instr, parts_[static_cast<size_t>(i)], next, thread);
+    i = next;
   }
+}
+
+// The i-th part; where whole items are taken, what the i-th begins with.
+Program::AttendPart Program::part_at(int index) const {
+  return parts_.empty() ? AttendPart{index, 0} : parts_[static_cast<size_t>(index)];
+}
+
+KeysAhead Program::keys_of(int layer, const AttendPart& part) const {
+  const AttendItem& item = items_[static_cast<size_t>(part.item)];
+  const KvLayer& kv = kv_[static_cast<size_t>(layer)];
+  const size_t elem_bytes = kv.is_f32 ? sizeof(float) : sizeof(uint16_t);
+  const int first = part.split * (kSplit / kPageTokens);
+  // A row that sees slots twice counts more of them than there are.
+  const int last = std::min(longest_context(item.row, item.num_rows), step_->num_table_pages * kPageTokens);
+  const int end = (last + kPageTokens - 1) / kPageTokens;
+  const int32_t* table = views_[static_cast<size_t>(item.row)].page_table + first;
+  KeysAhead keys;
+  keys.num_pages = std::clamp(end - first, 0, kSplit / kPageTokens);
+  keys.page_bytes = static_cast<size_t>(kPageTokens) * static_cast<size_t>(kv.head_dim) * elem_bytes;
+  for (int i = 0; i < keys.num_pages; i++)
+    keys.pages[i] = static_cast<const uint8_t*>(kv.data) + kv.offset(table[i], item.kv_head) * elem_bytes;
+  return keys;
+}
+
+// Fetches what a thread's attention begins with, while others may still work on what comes before. Many rows have so much
+// to compute that it is no gain.
+void Program::fetch_first_keys(int layer, int thread) const {
+  if (thread >= num_parts() || num_rows_ >= kBlockRows) return;
+  const KeysAhead keys = keys_of(layer, part_at(thread));
+  for (int i = 0; i < keys.num_pages; i++)
+    for (size_t at = 0; at < keys.page_bytes; at += 64) fetch_to_l2(keys.pages[i] + at);
 }
 
 // Takes one split into the running softmax of each pair that sees something in it.
@@ -204,8 +247,9 @@ void Program::combine(const AttendArgs& args, int split, const Partial& part, co
   }
 }
 
-void Program::attend_item(const Instr& instr, const AttendItem& item, int thread) {
-  const AttendArgs args = attend_args(instr, item.row, item.num_rows, item.kv_head, thread);
+void Program::attend_item(const Instr& instr, int index, int next, int thread) {
+  const AttendItem& item = items_[static_cast<size_t>(index)];
+  AttendArgs args = attend_args(instr, item.row, item.num_rows, item.kv_head, thread);
   const Partial run = partial_at(args.scratch + attend_scratch_floats(geometry_.head_dim));
   const Partial part = partial_at(run.max + partial_floats(args.kv->d_pad));
   int first = first_split(args.rows[0], args.window), last_first = first;
@@ -217,15 +261,20 @@ void Program::attend_item(const Instr& instr, const AttendItem& item, int thread
   for (int split = first; split < item.num_splits; split++) {
     // Where all rows begin, their partial sums are the running ones.
     const Partial& to = split == first && first == last_first ? run : part;
+    if (split + 1 < item.num_splits)
+      args.ahead = keys_of(instr.layer, {index, split + 1});
+    else
+      args.ahead = next < num_parts() ? keys_of(instr.layer, part_at(next)) : KeysAhead{};
     kernels_.attend_split(args, split, to);
     combine(args, split, to, run);
   }
   store_heads(instr, item.row, item.num_rows, item.kv_head, run.sum, run.acc);
 }
 
-void Program::attend_part(const Instr& instr, const AttendPart& part, int thread) {
+void Program::attend_part(const Instr& instr, const AttendPart& part, int next, int thread) {
   const AttendItem& item = items_[static_cast<size_t>(part.item)];
-  const AttendArgs args = attend_args(instr, item.row, item.num_rows, item.kv_head, thread);
+  AttendArgs args = attend_args(instr, item.row, item.num_rows, item.kv_head, thread);
+  if (next < num_parts()) args.ahead = keys_of(instr.layer, part_at(next));
   const size_t stride = partial_floats(args.kv->d_pad);
   float* partials = partials_.get() + static_cast<size_t>(item.first_part) * stride;
   kernels_.attend_split(args, part.split, partial_at(partials + static_cast<size_t>(part.split) * stride));

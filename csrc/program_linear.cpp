@@ -172,6 +172,7 @@ void Program::run_linear(const Instr& instr, int thread) {
   if (!is_by_head() || has_wide_norm(instr)) pool_.barrier();
   if (has_wide_norm(instr)) norm_wide(instr, thread);
   rotate_and_append(instr, mine, thread);
+  fetch_first_keys(instr.layer, thread);
 }
 
 void Program::run_gated(const Instr& instr, int thread) {

@@ -139,9 +139,10 @@ inline Attention attend(const KernelTable& table, const AttentionShape& shape, c
   const int pairs = static_cast<int>(rows.size()) * shape.group_heads, d_pad = shape.d_pad();
   CHECK(pairs <= kMaxPairs, "%d pairs", pairs);
   const Aligned<float> scratch(attend_scratch_floats(shape.head_dim));
+  const auto* keys = static_cast<const uint8_t*>(kv.data);
   const AttendArgs args{
       &kv,     q.data(),     q.size() / rows.size(), rows.data(), static_cast<int>(rows.size()), shape.group_heads,
-      kv_head, shape.window, scratch.get()};
+      kv_head, shape.window, scratch.get(),          {{keys, keys, keys}, 3, 64}};
   const size_t n = static_cast<size_t>(pairs), width = static_cast<size_t>(d_pad);
   Attention run{std::vector<float>(n), std::vector<float>(n), std::vector<float>(n * width), {}};
   int longest = 0;
