@@ -3,9 +3,12 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -40,18 +43,71 @@ nb::list matches(const SuffixIndex& self, const std::string& partition, Ids cont
   return out;
 }
 
-// Lists of token ids, parents, probabilities, match lengths and whether the match was shared.
-nb::tuple propose(Drafts& self, const SuffixIndex& own, const SuffixIndex* shared, const std::string& partition,
-                  size_t max_nodes, double min_prob, bool is_chain) {
-  nb::list token_ids, parents, probs, match_lens, are_shared;
-  for (const DraftNode& node : self.propose(own, shared, partition, {max_nodes, min_prob, is_chain})) {
-    token_ids.append(node.token_id);
-    parents.append(node.parent);
-    probs.append(node.prob);
-    match_lens.append(node.match_len);
-    are_shared.append(node.is_shared);
+// Sorts nodes into cells: first_cell + (prob's place * lengths + match_len's place) * sources + source.
+struct Cells {
+  std::vector<double> prob_edges;
+  std::vector<int> match_edges;
+  int num_sources;
+  int first_cell;
+
+  template <class T>
+  static int place(const std::vector<T>& edges, T value) {  // how many edges are not above it
+    return static_cast<int>(std::upper_bound(edges.begin(), edges.end(), value) - edges.begin());
   }
-  return nb::make_tuple(token_ids, parents, probs, match_lens, are_shared);
+  int of(const DraftNode& node) const {
+    const int lengths = static_cast<int>(match_edges.size()) + 1;
+    const int at = place(prob_edges, node.prob) * lengths + place(match_edges, node.match_len);
+    return first_cell + at * num_sources + node.source;
+  }
+};
+
+// Drafts, and what keeps their indexes alive.
+struct BoundDrafts {
+  Drafts drafts;
+  Cells cells;
+  std::vector<nb::object> indexes;
+};
+
+using BoundSource = std::tuple<nb::object, std::string, std::vector<double>>;
+
+BoundDrafts bind_drafts(const std::vector<BoundSource>& bound, std::vector<int32_t> end_ids,
+                        std::vector<double> prob_edges, std::vector<int> match_edges, int first_cell) {
+  std::vector<Source> sources;
+  std::vector<nb::object> indexes;
+  for (const auto& [index, partition, discounts] : bound) {
+    sources.push_back({nb::cast<const SuffixIndex*>(index), partition, discounts});
+    indexes.push_back(index);
+  }
+  const int num_sources = static_cast<int>(sources.size());
+  return {Drafts(std::move(sources), std::move(end_ids)),
+          {std::move(prob_edges), std::move(match_edges), num_sources, first_cell},
+          std::move(indexes)};
+}
+
+template <class F>
+nb::tuple tuple_of(const std::vector<DraftNode>& nodes, F value) {
+  nb::tuple out = nb::steal<nb::tuple>(PyTuple_New(static_cast<Py_ssize_t>(nodes.size())));
+  for (size_t i = 0; i < nodes.size(); i++)
+    PyTuple_SET_ITEM(out.ptr(), static_cast<Py_ssize_t>(i), nb::cast(value(nodes[i])).release().ptr());
+  return out;
+}
+
+// Tuples of token ids, parents and cells.
+nb::tuple propose(BoundDrafts& self, size_t max_nodes, double min_prob, bool is_chain) {
+  const std::vector<DraftNode>& nodes = self.drafts.propose({max_nodes, min_prob, is_chain});
+  return nb::make_tuple(tuple_of(nodes, [](const DraftNode& n) { return n.token_id; }),
+                        tuple_of(nodes, [](const DraftNode& n) { return n.parent; }),
+                        tuple_of(nodes, [&](const DraftNode& n) { return self.cells.of(n); }));
+}
+
+// The same nodes as tuples of token ids, parents, probabilities, match lengths and sources.
+nb::tuple explain(BoundDrafts& self, size_t max_nodes, double min_prob, bool is_chain) {
+  const std::vector<DraftNode>& nodes = self.drafts.propose({max_nodes, min_prob, is_chain});
+  return nb::make_tuple(tuple_of(nodes, [](const DraftNode& n) { return n.token_id; }),
+                        tuple_of(nodes, [](const DraftNode& n) { return n.parent; }),
+                        tuple_of(nodes, [](const DraftNode& n) { return n.prob; }),
+                        tuple_of(nodes, [](const DraftNode& n) { return n.match_len; }),
+                        tuple_of(nodes, [](const DraftNode& n) { return n.source; }));
 }
 
 }  // namespace
@@ -74,12 +130,14 @@ void bind_suffix(nb::module_& m) {
       .def_prop_ro("num_nodes", &SuffixIndex::num_nodes)
       .def_prop_ro("bytes", &SuffixIndex::bytes);
 
-  nb::class_<Drafts>(m, "SuffixDrafts")
+  nb::class_<BoundDrafts>(m, "SuffixDrafts")
       .def("__init__",
-           [](Drafts* self, std::vector<double> own_discounts, std::vector<double> shared_discounts,
-              std::vector<int32_t> end_ids) {
-             new (self) Drafts({std::move(own_discounts), std::move(shared_discounts)}, std::move(end_ids));
+           [](BoundDrafts* self, const std::vector<BoundSource>& sources, std::vector<int32_t> end_ids,
+              std::vector<double> prob_edges, std::vector<int> match_edges, int first_cell) {
+             new (self) BoundDrafts(
+                 bind_drafts(sources, std::move(end_ids), std::move(prob_edges), std::move(match_edges), first_cell));
            },
-           "own_discounts"_a, "shared_discounts"_a, "end_ids"_a)
-      .def("propose", &propose, "own"_a, "shared"_a.none(), "partition"_a, "max_nodes"_a, "min_prob"_a, "is_chain"_a);
+           "sources"_a, "end_ids"_a, "prob_edges"_a, "match_edges"_a, "first_cell"_a)
+      .def("propose", &propose, "max_nodes"_a, "min_prob"_a, "is_chain"_a)
+      .def("explain", &explain, "max_nodes"_a, "min_prob"_a, "is_chain"_a);
 }

@@ -12,40 +12,36 @@ namespace {
 // out: no such token is worth a row.
 constexpr double kMinShare = 1.0 / 64.0;
 
-void check(const std::vector<double>& discounts) {
-  if (discounts.empty()) throw std::domain_error("there is no discount");
-  for (const double discount : discounts) {
-    if (!(discount > 0.0 && discount <= 1.0)) throw std::domain_error("a discount must be above 0 and at most 1");
-  }
-}
-
 double discount_of(const std::vector<double>& discounts, int match_len) {
   return discounts[std::min<size_t>(match_len, discounts.size()) - 1];
 }
 
 }  // namespace
 
-Drafts::Drafts(Discounts discounts, std::vector<int32_t> end_ids)
-    : discounts_(std::move(discounts)), end_ids_(std::move(end_ids)) {
-  check(discounts_.own);
-  check(discounts_.shared);
+Drafts::Drafts(std::vector<Source> sources, std::vector<int32_t> end_ids)
+    : sources_(std::move(sources)), end_ids_(std::move(end_ids)), matches_(sources_.size()) {
+  if (sources_.empty()) throw std::domain_error("there is nothing to draft from");
+  for (const Source& source : sources_) {
+    max_depth_ = std::max(max_depth_, static_cast<size_t>(source.index->max_depth()));
+    if (source.discounts.empty()) throw std::domain_error("there is no discount");
+    for (const double discount : source.discounts)
+      if (!(discount > 0.0 && discount <= 1.0)) throw std::domain_error("a discount must be above 0 and at most 1");
+  }
 }
 
-const std::vector<DraftNode>& Drafts::propose(const SuffixIndex& own, const SuffixIndex* shared,
-                                              const std::string& partition, const DraftLimits& limits) {
+const std::vector<DraftNode>& Drafts::propose(const DraftLimits& limits) {
   nodes_.clear();
   path_probs_.clear();
   open_.clear();
   num_opened_ = 0;
-  const auto [text, length] = own.newest_text();
-  const size_t depth = std::max(own.max_depth(), shared ? shared->max_depth() : 0);
-  tail_.assign(text + length - std::min(length, depth), text + length);
+  const auto [text, length] = sources_[0].index->newest_text();
+  tail_.assign(text + length - std::min(length, max_depth_), text + length);
   int32_t node = -1;
   while (nodes_.size() < limits.max_nodes) {
     const bool is_end = node >= 0 && std::count(end_ids_.begin(), end_ids_.end(), nodes_[node].token_id) > 0;
     if (!is_end) {
       load_context(node);
-      predict(own, shared, partition);
+      predict();
       open_children(node, limits);
     }
     if (open_.empty()) break;
@@ -61,27 +57,31 @@ void Drafts::load_context(int32_t node) {
   std::reverse(context_.begin(), context_.end());
 }
 
-void Drafts::predict(const SuffixIndex& own, const SuffixIndex* shared, const std::string& partition) {
+void Drafts::predict() {
   const int32_t* end = context_.data() + context_.size();
-  own.locate("", end, context_.size(), &own_matches_);
-  shared_matches_.clear();
-  if (shared) shared->locate(partition, end, context_.size(), &shared_matches_);
+  for (size_t i = 0; i < sources_.size(); i++)
+    sources_[i].index->locate(sources_[i].partition, end, context_.size(), &matches_[i]);
   candidates_.clear();
   match_len_ = 0;
   double rest = 1.0;
-  while (rest >= kMinShare && !(own_matches_.empty() && shared_matches_.empty())) {
-    const int own_len = own_matches_.empty() ? 0 : own_matches_.back().match_len;
-    const bool is_shared = !shared_matches_.empty() && shared_matches_.back().match_len > own_len;
-    std::vector<Match>& matches = is_shared ? shared_matches_ : own_matches_;
-    const Match match = matches.back();
-    matches.pop_back();
-    const double discount = discount_of(is_shared ? discounts_.shared : discounts_.own, match.match_len);
+  while (rest >= kMinShare) {
+    // The source with the longest match that has not spoken.
+    size_t longest = sources_.size();
+    for (size_t i = 0; i < sources_.size(); i++) {
+      if (matches_[i].empty()) continue;
+      if (longest == sources_.size() || matches_[i].back().match_len > matches_[longest].back().match_len) longest = i;
+    }
+    if (longest == sources_.size()) break;
+    const Match match = matches_[longest].back();
+    matches_[longest].pop_back();
+    const Source& source = sources_[longest];
+    const double discount = discount_of(source.discounts, match.match_len);
     if (discount == 1.0) continue;
     if (match_len_ == 0) {
       match_len_ = match.match_len;
-      is_shared_ = is_shared;
+      source_ = static_cast<int>(longest);
     }
-    rest *= add_level(is_shared ? *shared : own, match.node, discount, rest);
+    rest *= add_level(*source.index, match.node, discount, rest);
   }
 }
 
@@ -111,7 +111,7 @@ void Drafts::open_children(int32_t parent, const DraftLimits& limits) {
   for (const Candidate& candidate : candidates_) {
     const double path_prob = above * candidate.prob;
     if (path_prob < limits.min_prob) continue;
-    open_.push_back({path_prob, num_opened_++, {candidate.token_id, parent, candidate.prob, match_len_, is_shared_}});
+    open_.push_back({path_prob, num_opened_++, {candidate.token_id, parent, candidate.prob, match_len_, source_}});
     std::push_heap(open_.begin(), open_.end());
   }
 }

@@ -6,7 +6,8 @@
 //
 // where p' is what the next shorter context says and d, between 0 and 1, is how far a context of this length is to be
 // distrusted: absolute discounting (Ney, Essen, Kneser 1994, "On structuring probabilistic dependences in stochastic
-// language modelling"). The longest context speaks first, whichever index it is from; of two equal ones the own text's.
+// language modelling"). The longest context speaks first, whichever index it is from; of equal ones the own text's, then that of
+// the index that is named first.
 //
 // The tree is grown best first by the product of p along the path; for a node's children the path's tokens are part of
 // the context.
@@ -26,7 +27,7 @@ struct DraftNode {
   int32_t parent;  // index of the parent node, -1 for the text's last token
   double prob;     // given the parent
   int match_len;   // of the longest context that was found
-  bool is_shared;  // whether that was in the shared index
+  int source;      // in which index that was, see Drafts
 };
 
 struct DraftLimits {
@@ -35,21 +36,22 @@ struct DraftLimits {
   bool is_chain;    // each node has its likeliest child only
 };
 
-// Discounts by match length, the last one serving longer ones too; 1 leaves contexts of that length out.
-struct Discounts {
-  std::vector<double> own;
-  std::vector<double> shared;
+// An index to draft from, which must outlive the drafts.
+struct Source {
+  const SuffixIndex* index;
+  std::string partition;
+  // By match length, the last one serving longer ones too; 1 leaves contexts of that length out.
+  std::vector<double> discounts;
 };
 
 class Drafts {
  public:
-  // Throws std::domain_error unless every discount is in (0, 1] and there is one of either kind. No node follows one
-  // of the end_ids.
-  Drafts(Discounts discounts, std::vector<int32_t> end_ids);
+  // Source 0 is the text that is continued: the newest sequence of its index. No node follows one of the end_ids.
+  // Throws std::domain_error without a source, and unless each has a discount and every discount is in (0, 1].
+  Drafts(std::vector<Source> sources, std::vector<int32_t> end_ids);
 
-  // What may follow the newest text of `own`, which has one partition, "". `shared` may be null.
-  const std::vector<DraftNode>& propose(const SuffixIndex& own, const SuffixIndex* shared,
-                                        const std::string& partition, const DraftLimits& limits);
+  // What may follow the text.
+  const std::vector<DraftNode>& propose(const DraftLimits& limits);
 
  private:
   struct Candidate {
@@ -68,17 +70,18 @@ class Drafts {
 
   void load_context(int32_t node);
   // Fills candidates_ with what may follow the context.
-  void predict(const SuffixIndex& own, const SuffixIndex* shared, const std::string& partition);
+  void predict();
   // Adds what one context says, given `rest` to share out; returns the part of it that is left.
   double add_level(const SuffixIndex& index, uint32_t node, double discount, double rest);
   void open_children(int32_t parent, const DraftLimits& limits);
   int32_t close_best();
 
-  Discounts discounts_;
+  std::vector<Source> sources_;
   std::vector<int32_t> end_ids_;
+  size_t max_depth_ = 0;  // of any source
   // Scratch of one call.
   std::vector<int32_t> tail_, context_;
-  std::vector<Match> own_matches_, shared_matches_;
+  std::vector<std::vector<Match>> matches_;  // by source
   std::vector<Continuation> continuations_;
   std::vector<Candidate> candidates_;
   std::vector<Open> open_;
@@ -86,7 +89,7 @@ class Drafts {
   std::vector<double> path_probs_;  // of nodes_
   size_t num_opened_ = 0;
   int match_len_ = 0;
-  bool is_shared_ = false;
+  int source_ = 0;
 };
 
 }  // namespace forerun::suffix

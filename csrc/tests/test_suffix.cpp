@@ -79,8 +79,8 @@ void check_draft(const std::vector<DraftNode>& nodes, const DraftLimits& limits)
 
 void run(uint32_t seed, int max_depth, uint32_t num_ids, size_t max_bytes) {
   Random random(seed);
-  SuffixIndex index(max_depth, max_bytes);
-  Drafts drafts({{0.7, 0.4, 0.2}, {1.0, 0.8}}, {0});
+  SuffixIndex index(max_depth, max_bytes), stored(2, 0);
+  stored.begin("s");
   for (int step = 0; step < 100; ++step) {
     const std::string partition(random.below(3), 'x');
     const uint32_t operation = random.below(10);
@@ -102,8 +102,10 @@ void run(uint32_t seed, int max_depth, uint32_t num_ids, size_t max_bytes) {
     own.begin("");
     own.append(ids.data(), ids.size());
     const DraftLimits limits{random.below(40), 0.01, random.below(2) == 0};
-    check_draft(drafts.propose(own, &index, partition, limits), limits);
-    check_draft(drafts.propose(own, nullptr, partition, limits), limits);
+    const Source text{&own, "", {0.7, 0.4, 0.2}};
+    check_draft(Drafts({text}, {0}).propose(limits), limits);
+    check_draft(Drafts({text, {&index, partition, {1.0, 0.8}}, {&stored, "s", {0.9}}}, {0}).propose(limits), limits);
+    stored.append(ids.data(), ids.size());
   }
   while (index.num_sequences() != 0) index.remove_oldest();
   index.check_integrity();
@@ -133,8 +135,10 @@ int main() {
   check_refused([] { SuffixIndex(kMaxDepth + 1, 0); });
   check_refused([] { SuffixIndex(4, 0).append(nullptr, 0); });
   check_refused([] { SuffixIndex(4, 0).remove_oldest(); });
-  check_refused([] { Drafts({{}, {0.5}}, {}); });
-  check_refused([] { Drafts({{0.5}, {0.0}}, {}); });
+  const SuffixIndex index(4, 0);
+  check_refused([] { Drafts({}, {}); });
+  check_refused([&] { Drafts({{&index, "", {}}, {&index, "", {0.5}}}, {}); });
+  check_refused([&] { Drafts({{&index, "", {0.5}}, {&index, "", {0.0}}}, {}); });
   std::puts("suffix: ok");
   return 0;
 }

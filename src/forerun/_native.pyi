@@ -158,13 +158,17 @@ class SuffixIndex:
     def bytes(self) -> int: ...
 
 class SuffixDrafts:
-    def __init__(self, own_discounts: list[float], shared_discounts: list[float], end_ids: list[int]) -> None: ...
-    def propose(
+    def __init__(
         self,
-        own: SuffixIndex,
-        shared: SuffixIndex | None,
-        partition: str,
-        max_nodes: int,
-        min_prob: float,
-        is_chain: bool,
-    ) -> tuple[list[int], list[int], list[float], list[int], list[bool]]: ...
+        sources: list[tuple[SuffixIndex, str, list[float]]],
+        end_ids: list[int],
+        prob_edges: list[float],
+        match_edges: list[int],
+        first_cell: int,
+    ) -> None: ...
+    def propose(
+        self, max_nodes: int, min_prob: float, is_chain: bool
+    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]: ...
+    def explain(
+        self, max_nodes: int, min_prob: float, is_chain: bool
+    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...], tuple[int, ...], tuple[int, ...]]: ...

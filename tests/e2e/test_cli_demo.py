@@ -12,10 +12,12 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from forerun.drafters.datastore import read_datastore
 from forerun.models.store import known_model, path_of
 
 pytestmark = pytest.mark.real_model
@@ -114,6 +116,11 @@ def _read_until(master: int, pattern: str, seconds: float = 60.0) -> str:
     raise AssertionError(f"{pattern!r} never came; seen: {seen!r}")
 
 
+def _heed_ctrl_c() -> None:
+    """Tests that run in the background of a shell ignore ctrl-c, and what they start would too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_chat_on_a_terminal_colours_drafts_and_ctrl_c_cancels_only_the_answer(demo: str) -> None:
     master, slave = pty.openpty()
     environment = {**os.environ, "TERM": "xterm"}
@@ -121,6 +128,7 @@ def test_chat_on_a_terminal_colours_drafts_and_ctrl_c_cancels_only_the_answer(de
     process = subprocess.Popen(
         [*FORERUN, "chat", demo, "--spec", "ngram:k=8", "--max-tokens", "4000", "--ignore-eos"],
         stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True, close_fds=True,
+        preexec_fn=_heed_ctrl_c,
     )  # fmt: skip
     os.close(slave)
     try:
@@ -151,6 +159,23 @@ def test_start_up_is_quick(demo: str) -> None:
     reference_s = min(_cpu_s(sys.executable, "-c", imports) for _ in range(2))
     answer = (*FORERUN, "generate", demo, "Hi", "--max-tokens", "1", "--threads", "1")
     assert min(_cpu_s(*answer) for _ in range(2)) < 6.0 * reference_s
+
+
+def test_a_datastore_is_written_and_read_back(demo: str, tmp_path: Path) -> None:
+    questions, path = tmp_path / "questions.jsonl", tmp_path / "new" / "store.npz"
+    questions.write_text(json.dumps({"prompt": "Name a colour."}) + "\n")
+    result = run("datastore", demo, "--tokens", "20", "--prompts", str(questions), "--out", str(path))
+    assert (result.returncode, result.stdout) == (0, ""), result.stderr
+    store = read_datastore(path, 49152)
+    assert store.num_tokens >= 20
+    assert store.about == {
+        "model": "demo", "seed": 0, "prompts": "questions.jsonl", "num_tokens": store.num_tokens
+    }  # fmt: skip
+    assert f"{len(store.texts)} texts with {store.num_tokens} tokens are at {path}" in result.stderr
+    blocked = run("datastore", demo, "--tokens", "1", "--prompts", str(questions), "--out", str(questions / "x.npz"))
+    assert blocked.returncode == 2
+    assert "can't be written" in blocked.stderr
+    assert blocked.stderr.count("Traceback") == 0
 
 
 def test_pull_of_what_is_there_is_quick_and_models_lists_it(demo: str) -> None:

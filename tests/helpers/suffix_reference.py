@@ -73,37 +73,28 @@ class SlowNode:
     parent: int
     prob: float
     match_len: int
-    is_shared: bool
+    source: int
     path: list[int]
     path_prob: float
 
 
 @dataclass
 class SlowDrafts:
-    """Draft trees from an own text and a shared index; discounts are by match length from 1."""
+    """Draft trees from several indexes, of which the first holds the text; discounts are by match length from 1."""
 
-    own_discounts: Sequence[float]
-    shared_discounts: Sequence[float]
+    sources: Sequence[tuple[SlowIndex, str, Sequence[float]]]
     end_ids: Sequence[int]
 
-    def propose(
-        self,
-        own: SlowIndex,
-        shared: SlowIndex | None,
-        partition: str,
-        max_nodes: int,
-        min_prob: float,
-        is_chain: bool,
-    ) -> list[SlowNode]:
+    def propose(self, max_nodes: int, min_prob: float, is_chain: bool) -> list[SlowNode]:
         """The likeliest node that has its parent, again and again."""
-        text = own.texts[-1][1]
+        text = self.sources[0][0].texts[-1][1]
         nodes: list[SlowNode] = []
         waiting: list[SlowNode] = []
         newest: SlowNode | None = None
         while len(nodes) < max_nodes:
             if newest is None or newest.token_id not in self.end_ids:
                 path, above = ([], 1.0) if newest is None else (newest.path, newest.path_prob)
-                match_len, is_shared, probs = self.predict(own, shared, partition, [*text, *path])
+                match_len, source, probs = self.predict([*text, *path])
                 if is_chain and probs:
                     best = max(probs, key=lambda t: probs[t])
                     probs = {best: probs[best]}
@@ -111,7 +102,7 @@ class SlowDrafts:
                     if above * prob >= min_prob:
                         path_ids = [*path, token_id]
                         waiting.append(
-                            SlowNode(token_id, len(nodes) - 1, prob, match_len, is_shared, path_ids, above * prob)
+                            SlowNode(token_id, len(nodes) - 1, prob, match_len, source, path_ids, above * prob)
                         )
             if not waiting:
                 break
@@ -120,20 +111,21 @@ class SlowDrafts:
             nodes.append(newest)
         return nodes
 
-    def predict(
-        self, own: SlowIndex, shared: SlowIndex | None, partition: str, ids: Sequence[int]
-    ) -> tuple[int, bool, dict[int, float]]:
-        """Length and kind of the longest match, and the probability of each token that may follow."""
-        levels = [(c.length, False, c) for c in own.matches("", ids)]
-        levels += [(c.length, True, c) for c in (shared.matches(partition, ids) if shared else [])]
+    def predict(self, ids: Sequence[int]) -> tuple[int, int, dict[int, float]]:
+        """Length and source of the longest match, and the probability of each token that may follow."""
+        levels = [
+            (context.length, source, context)
+            for source, (index, partition, _) in enumerate(self.sources)
+            for context in index.matches(partition, ids)
+        ]
         probs: dict[int, float] = {}
         rest, first = 1.0, None
-        for length, is_shared, context in sorted(levels, key=lambda level: (-level[0], level[1])):
-            discounts = self.shared_discounts if is_shared else self.own_discounts
+        for length, source, context in sorted(levels, key=lambda level: (-level[0], level[1])):
+            discounts = self.sources[source][2]
             discount = discounts[min(length, len(discounts)) - 1]
             if discount == 1.0:
                 continue
-            first = first or (length, is_shared)
+            first = first or (length, source)
             total = float(context.counts.total())
             for token_id, count in context.ranked:
                 if count >= math.ceil(MIN_SHARE * total / rest):
@@ -141,4 +133,4 @@ class SlowDrafts:
             rest *= discount * len(context.counts) / total
             if rest < MIN_SHARE:
                 break
-        return (*(first or (0, False)), probs)
+        return (*(first or (0, 0)), probs)

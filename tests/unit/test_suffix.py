@@ -5,28 +5,34 @@ That its trees are right is in test_suffix_index.py.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from forerun.drafters.base import NOTHING
 from forerun.drafters.spec import Speculation
 from forerun.drafters.suffix import (
     GREEDY_RATES,
+    OWN,
     OWN_DISCOUNTS,
     SAMPLED_RATES,
+    SHARED,
     SHARED_DISCOUNTS,
     SHARED_RATES,
+    STORED,
+    STORED_DISCOUNTS,
     SuffixDrafter,
     SuffixOptions,
     SuffixSource,
     cell_of,
 )
 from forerun.errors import ConfigError
-from forerun.types import SamplingParams
-from tests.helpers.drafting import context, propose
+from forerun.types import Int32Array, SamplingParams
+from tests.helpers.drafting import context, propose, target
 
 EOS = 0
 
@@ -212,16 +218,16 @@ def test_f026_memory_of_outputs_is_bounded_over_all_salts() -> None:
 
 
 def test_cells_sort_nodes_by_what_tells_how_often_they_are_right() -> None:
-    assert len(source().priors) == 160
+    assert len(source().priors) == 240
     assert all(0.0 < prior < 1.0 for prior in source().priors)
     cells = {
-        cell_of(prob, match_len, is_shared, is_sampled)
+        cell_of(prob, match_len, place, is_sampled)
         for prob in (0.01, 0.07, 0.15, 0.3, 0.4, 0.6, 0.7, 0.85, 0.95, 1.0)
         for match_len in (1, 2, 3, 4, 9, 10, 300)
-        for is_shared in (False, True)
+        for place in (OWN, SHARED, STORED)
         for is_sampled in (False, True)
     }
-    assert cells == set(range(160))
+    assert cells == set(range(240))
 
 
 def test_cells_of_a_draft() -> None:
@@ -229,18 +235,48 @@ def test_cells_of_a_draft() -> None:
     answer(served, [1], [21, 22, 23])
     greedy = served.open(context([30, 31, 32, 30, 31], (EOS,)))
     # Matches grow along the path: two tokens, then three, and a single occurrence leaves the discount to shorter ones.
-    assert propose(greedy, 2).cells == (cell_of(0.55, 2, False, False), cell_of(0.63, 3, False, False))
+    assert propose(greedy, 2).cells == (cell_of(0.55, 2, OWN, False), cell_of(0.63, 3, OWN, False))
     assert served.priors[propose(greedy, 1).cells[0]] == GREEDY_RATES[5]
     sampled = served.open(context([30, 31, 32, 30, 31], (EOS,), params=SamplingParams(temperature=0.8)))
-    assert propose(sampled, 1).cells == (cell_of(0.55, 2, False, True),)
+    assert propose(sampled, 1).cells == (cell_of(0.55, 2, OWN, True),)
     assert served.priors[propose(sampled, 1).cells[0]] == SAMPLED_RATES[5]
     other = served.open(context([30, 21, 22], (EOS,)))
-    assert propose(other, 1).cells == (cell_of(1 - 0.87 + 0.87 * 0.05, 2, True, False),)
+    assert propose(other, 1).cells == (cell_of(1 - 0.87 + 0.87 * 0.05, 2, SHARED, False),)
     assert served.priors[propose(other, 1).cells[0]] == SHARED_RATES[2]
 
 
+def test_a_datastore_is_looked_in_behind_the_text_and_earlier_outputs() -> None:
+    stored = [np.array(text, np.int32) for text in ([1, 21, 22, 23], [5, 6, 7])]
+    served = SuffixSource(SuffixOptions(tree="off"), stored)
+    drafter = served.open(context([30, 21, 22], (EOS,)))
+    proposal = propose(drafter, 2)
+    assert proposal.draft.token_ids == (23,)
+    assert proposal.cells == (cell_of(1 - 0.87 + 0.87 * 0.05, 2, STORED, False),)
+    # A text's own context of equal length speaks first.
+    assert draft_ids(served, [21, 22, 24, 30, 21, 22])[0] == 24
+    assert draft_ids(served, [21, 22, 24, 30, 21, 22], salt="another")[0] == 24
+    served.clear()
+    assert draft_ids(served, [30, 21, 22]) == (23,)
+    assert served.memory_bytes > source().memory_bytes == 0
+
+
+def test_a_datastore_is_asked_for_only_where_it_is_used() -> None:
+    asked = []
+
+    def read() -> list[Int32Array]:
+        asked.append(True)
+        return [np.array([1, 21, 22, 23], np.int32)]
+
+    bound_to = dataclasses.replace(target(100), datastore=read)
+    off = SuffixOptions(datastore="off").bind(bound_to)
+    assert draft_ids(off, [30, 21, 22]) == ()
+    assert not asked
+    assert draft_ids(SuffixOptions().bind(bound_to), [30, 21, 22]) == (23,)
+    assert asked
+
+
 def test_tables_of_discounts_and_rates_fit_together() -> None:
-    for steps in (OWN_DISCOUNTS, SHARED_DISCOUNTS):
+    for steps in (OWN_DISCOUNTS, SHARED_DISCOUNTS, STORED_DISCOUNTS):
         assert sorted(length for length, _ in steps) == [length for length, _ in steps]
         assert sorted((discount for _, discount in steps), reverse=True) == [discount for _, discount in steps]
     for rates in (GREEDY_RATES, SAMPLED_RATES, SHARED_RATES):

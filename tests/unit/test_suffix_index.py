@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+from bisect import bisect_right
 
 import numpy as np
 import pytest
@@ -14,6 +16,9 @@ from tests.helpers.suffix_reference import SlowDrafts, SlowIndex
 PARTITIONS = ("", "a", "b\0c")
 OWN_DISCOUNTS = [0.75, 0.5, 0.3, 0.1]
 SHARED_DISCOUNTS = [1.0, 0.8, 0.6]
+STORED_DISCOUNTS = [0.9, 0.7]
+PROB_EDGES = [0.1, 0.5, 0.9]
+MATCH_EDGES = [3]
 
 
 def array(ids: list[int]) -> Int32Array:
@@ -177,36 +182,58 @@ def test_clear_forgets_everything() -> None:
 def test_trees_equal_slow_ones(vocab_size: int) -> None:
     rng = random.Random(vocab_size)
     end_ids = [0] if vocab_size > 2 else []
-    fast = SuffixDrafts(OWN_DISCOUNTS, SHARED_DISCOUNTS, end_ids)
-    slow = SlowDrafts(OWN_DISCOUNTS, SHARED_DISCOUNTS, end_ids)
-    num_shared = num_deep = 0
-    for _ in range(600):
+    num_by_source = [0] * 3
+    num_deep = 0
+    for _ in range(900):
         texts: list[list[int]] = [[]]
         for _ in range(rng.randrange(5)):
             texts.append(random_text(rng, vocab_size, texts))
-        depth = rng.choice([2, 6, 64])
+        depth, stored_depth = rng.choice([2, 6, 64]), rng.choice([1, 4])
         own, slow_own = built([("", rng.choice(texts)[:12])], depth)
-        shared, slow_shared = built([(rng.choice(PARTITIONS), text) for text in texts], depth)
+        shared, slow_shared = built([(rng.choice(PARTITIONS), text) for text in texts[:3]], depth)
+        stored, slow_stored = built([("", text) for text in texts[1:]], stored_depth)
         partition = rng.choice(PARTITIONS)
         limits = (rng.choice([0, 1, 5, 30]), rng.choice([0.001, 0.05, 0.3, 1.0]), rng.random() < 0.3)
-        nodes = slow.propose(slow_own, slow_shared, partition, *limits)
-        token_ids, parents, probs, match_lens, are_shared = fast.propose(own, shared, partition, *limits)
-        assert token_ids == [node.token_id for node in nodes]
-        assert parents == [node.parent for node in nodes]
-        assert probs == [node.prob for node in nodes]
-        assert match_lens == [node.match_len for node in nodes]
-        assert are_shared == [node.is_shared for node in nodes]
-        alone = slow.propose(slow_own, None, "", *limits)
-        assert fast.propose(own, None, "", *limits)[0] == [node.token_id for node in alone]
-        num_shared += sum(are_shared)
+        num_sources = rng.choice([1, 2, 3, 3, 3])
+        fast_sources = [(own, "", OWN_DISCOUNTS), (shared, partition, SHARED_DISCOUNTS), (stored, "", STORED_DISCOUNTS)]
+        slow_sources = [
+            (slow_own, "", OWN_DISCOUNTS), (slow_shared, partition, SHARED_DISCOUNTS),
+            (slow_stored, "", STORED_DISCOUNTS),
+        ]  # fmt: skip
+        fast = SuffixDrafts(fast_sources[:num_sources], end_ids, PROB_EDGES, MATCH_EDGES, 7)
+        nodes = SlowDrafts(slow_sources[:num_sources], end_ids).propose(*limits)
+        token_ids, parents, probs, match_lens, sources = fast.explain(*limits)
+        assert token_ids == tuple(node.token_id for node in nodes)
+        assert parents == tuple(node.parent for node in nodes)
+        assert probs == tuple(node.prob for node in nodes)
+        assert match_lens == tuple(node.match_len for node in nodes)
+        assert sources == tuple(node.source for node in nodes)
+        cells = tuple(
+            7 + (bisect_right(PROB_EDGES, node.prob) * 2 + bisect_right(MATCH_EDGES, node.match_len)) * num_sources
+            + node.source
+            for node in nodes
+        )  # fmt: skip
+        assert fast.propose(*limits) == (token_ids, parents, cells)
+        for source in sources:
+            num_by_source[source] += 1
         num_deep += sum(len(node.path) > 2 for node in nodes)
     assert num_deep > 100
-    assert num_shared > 100 or vocab_size == 1
+    assert min(num_by_source) > 40 or vocab_size == 1
 
 
 @pytest.mark.parametrize("discounts", [[], [0.0], [1.1], [float("nan")]])
 def test_discounts_out_of_range_are_refused(discounts: list[float]) -> None:
-    with pytest.raises(ValueError, match="discount"):
-        SuffixDrafts(discounts, [0.5], [])
-    with pytest.raises(ValueError, match="discount"):
-        SuffixDrafts([0.5], discounts, [])
+    index = SuffixIndex(4, 0)
+    for pair in ((discounts, [0.5]), ([0.5], discounts)):
+        with pytest.raises(ValueError, match="discount"):
+            SuffixDrafts([(index, "", own) for own in pair], [], [], [], 0)
+    with pytest.raises(ValueError, match="nothing to draft from"):
+        SuffixDrafts([], [], [], [], 0)
+
+
+def test_drafts_keep_their_indexes() -> None:
+    index, _ = built([("", [1, 2, 1])], 4)
+    drafts = SuffixDrafts([(index, "", [0.5])], [], [], [], 0)
+    del index
+    gc.collect()
+    assert drafts.propose(1, 0.01, True)[0] == (2,)

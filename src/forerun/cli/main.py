@@ -1,6 +1,7 @@
 """The command line: which commands there are, and how a failure is told.
 
-    forerun generate | chat | info | certify | drafters | bench kernels | bench decode | bench spec | pull | models
+    forerun generate | chat | info | certify | drafters | datastore | pull | models
+    forerun bench kernels | decode | spec
 
 Exit codes: 0, 1 for a failure, 2 for a request or a setting that can't be served, 130 after ctrl-c.
 Commands live in one module each and import the engine only once they run, so that help is instant.
@@ -16,7 +17,7 @@ from typing import Annotated
 import typer
 
 from forerun import __version__
-from forerun.cli import bench, certify, chat, drafters, generate, info, store
+from forerun.cli import bench, certify, chat, datastore, drafters, generate, info, store
 from forerun.cli.options import with_groups
 from forerun.errors import ConfigError, ForerunError, RequestError
 
@@ -35,6 +36,7 @@ app.command()(with_groups(chat.chat))
 app.command()(with_groups(info.info))
 app.command()(with_groups(certify.certify))
 app.command()(drafters.drafters)
+app.command()(with_groups(datastore.datastore))
 app.add_typer(bench.app, name="bench")
 app.command()(store.pull)
 app.add_typer(store.models_app, name="models")

@@ -34,6 +34,8 @@ class DraftTarget:
         max_model_len: tokens of prompt and output at most.
         settings: how it was bound; a second model is bound likewise.
         model: what the executor runs, for drafters that run parts of it; None where it has no parts.
+        datastore: reads the texts that the model wrote beforehand, as token ids; none where it has no datastore. Raises
+            LoadError for a damaged one.
     """
 
     executor: Executor
@@ -43,6 +45,7 @@ class DraftTarget:
     max_model_len: int
     settings: BindSettings
     model: BoundModel | None = None
+    datastore: Callable[[], Sequence[Int32Array]] = tuple
 
 
 class TargetSlots(Protocol):

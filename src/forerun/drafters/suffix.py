@@ -2,9 +2,12 @@
 
 After Oliaro et al. 2024 (arXiv 2411.04975): the text of the request and the outputs of earlier ones are indexed with
 exact counts, and a tree of likely continuations is grown from the contexts that match the text's end. Where the paper
-drafts from one match length and takes the one that promises most, all lengths and both indexes speak here, the longest
+drafts from one match length and takes the one that promises most, all lengths and all indexes speak here, the longest
 first, by absolute discounting (csrc/suffix_draft.h); so a node's probability means the same wherever it comes from, and
 the second guess is what a shorter context says. `LOG.md` compares both.
+
+A third index is the model's datastore, texts that it wrote beforehand (drafters/datastore.py), as He et al. 2023 (REST,
+arXiv 2311.08252) retrieve drafts from a collection.
 
 Outputs are shared among requests of one salt, and only among them. A shared output shows in the speed of the requests
 that repeat it, never in their text; `shared=off` leaves them out. They are kept up to `memory_mb` megabytes over all
@@ -23,22 +26,35 @@ import numpy as np
 from forerun._native import SuffixDrafts, SuffixIndex
 from forerun.drafters.base import NOTHING, Budget, DraftContext, DraftTarget, Policy, Proposal
 from forerun.errors import ConfigError
-from forerun.types import MAX_DRAFT_NODES, Draft, DraftTraits, ForwardOutput, NoiseStream
+from forerun.types import MAX_DRAFT_NODES, Draft, DraftTraits, ForwardOutput, Int32Array, NoiseStream
 
 Switch = Literal["on", "off"]
+NO_TEXTS: tuple[Int32Array, ...] = ()
 
 MAX_K = MAX_DRAFT_NODES - 1  # a pass of 64 rows holds the last token too
 MAX_DEPTH = 256  # no text needs more to be told from another, and a text of one token costs this much per token
 MAX_MEMORY_MB = 65536
 MIN_PROB = 0.001
-_OWN = ""  # the partition of a request's own text
+_OWN = _STORED = ""  # the partition of a request's own text, and of the datastore
+STORE_DEPTH = 4  # longer contexts of a datastore say no more, and each costs memory
 # Nodes are not even looked at where the counts give them less than this share of what would pay: counts may be wrong.
 DISBELIEF = 0.5
+_ORIGINS = ("suffix",) * MAX_K
+_NO_ROWS = (None,) * MAX_K
 
 # How far a context is distrusted, by the length of its match; see `_by_length`. Fitted, as the rates below, to answers
 # of a model of 135M parameters: longer matches are better signs, and those in another text are worse ones.
 OWN_DISCOUNTS = ((1, 0.70), (2, 0.45), (4, 0.37), (6, 0.30), (9, 0.25), (15, 0.20), (31, 0.10), (32, 0.02))
-SHARED_DISCOUNTS = ((1, 0.95), (2, 0.87), (4, 0.82), (6, 0.70), (9, 0.50), (15, 0.30), (31, 0.15), (32, 0.05))
+SHARED_DISCOUNTS = STORED_DISCOUNTS = (
+    (1, 0.95),
+    (2, 0.87),
+    (4, 0.82),
+    (6, 0.70),
+    (9, 0.50),
+    (15, 0.30),
+    (31, 0.15),
+    (32, 0.05),
+)
 
 # Nodes of a cell have probabilities, and contexts of a length, between two of these.
 PROB_EDGES = (0.05, 0.10, 0.20, 0.35, 0.50, 0.65, 0.80, 0.90, 0.97)
@@ -47,6 +63,10 @@ MATCH_EDGES = (2, 4, 10)
 GREEDY_RATES = (0.03, 0.07, 0.11, 0.24, 0.30, 0.51, 0.65, 0.76, 0.87, 0.98)
 SAMPLED_RATES = (0.03, 0.06, 0.11, 0.20, 0.26, 0.41, 0.52, 0.70, 0.83, 0.96)
 SHARED_RATES = (0.03, 0.08, 0.12, 0.16, 0.20, 0.34, 0.44, 0.48, 0.62, 0.85)
+
+# Where a context was found, by number: the request's own text, outputs of earlier requests, the datastore.
+OWN, SHARED, STORED = range(3)
+NUM_SOURCES = 3
 
 
 def _by_length(steps: Sequence[tuple[int, float]]) -> list[float]:
@@ -57,28 +77,35 @@ def _by_length(steps: Sequence[tuple[int, float]]) -> list[float]:
     return out
 
 
-def cell_of(prob: float, match_len: int, is_shared: bool, is_sampled: bool) -> int:
-    """The acceptance cell of a node.
+def cell_of(prob: float, match_len: int, source: int, is_sampled: bool) -> int:
+    """The acceptance cell of a node; the native drafts compute the same.
 
     Args:
         prob: of the node given its parent, as the counts have it.
         match_len: of the longest context that spoke.
-        is_shared: whether that was another request's output.
+        source: where that was found.
         is_sampled: whether the request samples; sampled text repeats itself less.
     """
     place = bisect_right(PROB_EDGES, prob) * (len(MATCH_EDGES) + 1) + bisect_right(MATCH_EDGES, match_len)
-    return (place * 2 + is_shared) * 2 + is_sampled
+    return first_cell(is_sampled) + place * NUM_SOURCES + source
+
+
+def first_cell(is_sampled: bool) -> int:
+    """Requests that sample have cells of their own, behind the others'."""
+    return is_sampled * (len(PROB_EDGES) + 1) * (len(MATCH_EDGES) + 1) * NUM_SOURCES
 
 
 def _priors() -> tuple[float, ...]:
     """Starting acceptance of each cell."""
     num_matches = len(MATCH_EDGES) + 1
     return tuple(
-        (SHARED_RATES if is_shared and match < num_matches - 1 else SAMPLED_RATES if is_sampled else GREEDY_RATES)[prob]
+        (SHARED_RATES if source != OWN and match < num_matches - 1 else SAMPLED_RATES if is_sampled else GREEDY_RATES)[
+            prob
+        ]
+        for is_sampled in (False, True)
         for prob in range(len(PROB_EDGES) + 1)
         for match in range(num_matches)
-        for is_shared in (False, True)
-        for is_sampled in (False, True)
+        for source in range(NUM_SOURCES)
     )
 
 
@@ -91,7 +118,8 @@ class SuffixOptions:
         min_prob: what is less likely to be emitted is not proposed, 0.001 to 1.
         tree: `on` proposes several continuations where the text may go on in different ways, `off` the likeliest.
         depth: tokens of context at most, 1 to 256.
-        shared: `on` also looks at what earlier requests of the same salt have put out, `off` at the own text only.
+        shared: `on` also looks at what earlier requests of the same salt have put out.
+        datastore: `on` also looks at the model's datastore, where it has one.
         memory_mb: megabytes of earlier outputs at most, 1 to 65536; about 8000 tokens fit into one.
         policy: `adaptive` verifies the nodes that pay; `fixed` always those proposed.
 
@@ -104,10 +132,11 @@ class SuffixOptions:
     needs: ClassVar[str] = "nothing"
 
     k: int = 8
-    min_prob: float = 0.05
+    min_prob: float = 0.1
     tree: Switch = "on"
     depth: int = 64
     shared: Switch = "on"
+    datastore: Switch = "on"
     memory_mb: int = 16
     policy: Policy = "adaptive"
 
@@ -116,7 +145,7 @@ class SuffixOptions:
             raise ConfigError(f"suffix: k is {self.k}, but must be between 0 (off) and {MAX_K}")
         if not MIN_PROB <= self.min_prob <= 1.0:
             raise ConfigError(f"suffix: min_prob is {self.min_prob}, but must be between {MIN_PROB} and 1")
-        for name, value in (("tree", self.tree), ("shared", self.shared)):
+        for name, value in (("tree", self.tree), ("shared", self.shared), ("datastore", self.datastore)):
             if value not in ("on", "off"):
                 raise ConfigError(f"suffix: {name} is {value!r}, but must be on or off")
         if not 1 <= self.depth <= MAX_DEPTH:
@@ -136,8 +165,12 @@ class SuffixOptions:
         return DraftTraits()
 
     def bind(self, target: DraftTarget) -> SuffixSource:
-        """The drafter for any target."""
-        return SuffixSource(self)
+        """The drafter for any target.
+
+        Raises:
+            LoadError: the model's datastore is damaged.
+        """
+        return SuffixSource(self, target.datastore() if self.datastore == "on" else NO_TEXTS)
 
 
 class SuffixSource:
@@ -147,25 +180,28 @@ class SuffixSource:
     reads_rows = False
     is_free = True
 
-    def __init__(self, options: SuffixOptions) -> None:
+    def __init__(self, options: SuffixOptions, stored_texts: Sequence[Int32Array] = NO_TEXTS) -> None:
         self._options = options
         self.policy = options.policy
         self.priors = _priors()
-        self._outputs = SuffixIndex(options.depth, options.memory_mb << 20) if options.shared == "on" else None
+        self._outputs = SuffixIndex(options.depth, options.memory_mb << 20)
+        self._store = SuffixIndex(min(options.depth, STORE_DEPTH), 0)
+        for text in stored_texts:
+            self._store.begin(_STORED)
+            self._store.append(text)
 
     def open(self, context: DraftContext) -> SuffixDrafter:
         """See `DrafterSource.open`."""
-        return SuffixDrafter(self._options, self._outputs, context)
+        return SuffixDrafter(self._options, self._outputs, self._store, context)
 
     def clear(self) -> None:
         """See `DrafterSource.clear`."""
-        if self._outputs is not None:
-            self._outputs.clear()
+        self._outputs.clear()
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of earlier outputs and their index; a running request's own text is not among them."""
-        return self._outputs.bytes if self._outputs is not None else 0
+        """Bytes of earlier outputs, of the datastore and their indexes; no running request's own text is among them."""
+        return self._outputs.bytes + self._store.bytes
 
 
 class SuffixDrafter:
@@ -176,38 +212,43 @@ class SuffixDrafter:
 
     Args:
         options: the settings.
-        outputs: the index of earlier outputs, to which the request's own is added when it closes; None for none.
+        outputs: the index of earlier outputs, to which the request's own is added when it closes if they are shared.
+        store: the index of the datastore.
         context: the request.
     """
 
-    def __init__(self, options: SuffixOptions, outputs: SuffixIndex | None, context: DraftContext) -> None:
-        self._options = options
+    def __init__(self, options: SuffixOptions, outputs: SuffixIndex, store: SuffixIndex, context: DraftContext) -> None:
+        self._k = options.k
+        self._min_prob = options.min_prob
+        self._is_chain = options.tree == "off"
+        self._shares = options.shared == "on"
         self._outputs = outputs
         self._partition = context.partition
-        self._is_sampled = not context.params.is_greedy
-        self._drafts = SuffixDrafts(_by_length(OWN_DISCOUNTS), _by_length(SHARED_DISCOUNTS), sorted(context.end_ids))
         self._text = SuffixIndex(options.depth, 0)
         self._text.begin(_OWN)
         self._text.append(np.array(context.prompt_token_ids, np.int32))
         self._output: list[int] = []
+        shared, stored = _by_length(SHARED_DISCOUNTS), _by_length(STORED_DISCOUNTS)
+        self._drafts = SuffixDrafts(
+            [
+                (self._text, _OWN, _by_length(OWN_DISCOUNTS)),
+                (self._outputs, self._partition, shared),
+                (store, _STORED, stored),
+            ],
+            sorted(context.end_ids),
+            list(PROB_EDGES),
+            list(MATCH_EDGES),
+            first_cell(not context.params.is_greedy),
+        )
 
     def propose(self, budget: Budget) -> Proposal:
         """Proposes what followed the matching contexts, the likeliest first; nothing where none matches."""
-        options = self._options
-        min_prob = max(options.min_prob, DISBELIEF * budget.min_survivals[0])
-        token_ids, parents, probs, match_lens, are_shared = self._drafts.propose(
-            self._text, self._outputs, self._partition, min(options.k, budget.max_nodes), min_prob,
-            options.tree == "off",
-        )  # fmt: skip
-        num_nodes = len(token_ids)
-        if not num_nodes:
+        min_prob = max(self._min_prob, DISBELIEF * budget.min_survivals[0])
+        token_ids, parents, cells = self._drafts.propose(min(self._k, budget.max_nodes), min_prob, self._is_chain)
+        if not token_ids:
             return NOTHING
-        cells = tuple(
-            cell_of(prob, match_len, is_shared, self._is_sampled)
-            for prob, match_len, is_shared in zip(probs, match_lens, are_shared, strict=True)
-        )
-        draft = Draft(tuple(token_ids), tuple(parents), ("suffix",) * num_nodes, (None,) * num_nodes)
-        return Proposal(draft, cells)
+        num_nodes = len(token_ids)
+        return Proposal(Draft(token_ids, parents, _ORIGINS[:num_nodes], _NO_ROWS[:num_nodes]), cells)
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Indexes the new tokens."""
@@ -219,7 +260,7 @@ class SuffixDrafter:
 
     def close(self) -> None:
         """Leaves the output to later requests of the same salt, however the request ended."""
-        if self._outputs is not None and self._output:
+        if self._shares and self._output:
             self._outputs.begin(self._partition)
             self._outputs.append(np.array(self._output, np.int32))
             self._output = []

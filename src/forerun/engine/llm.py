@@ -11,6 +11,7 @@ from forerun.control.cost import StepCosts
 from forerun.control.measure import load_curve
 from forerun.control.speculator import Speculator
 from forerun.drafters.base import DraftTarget
+from forerun.drafters.datastore import datastore_name, find_datastore, read_datastore
 from forerun.drafters.spec import Speculation
 from forerun.engine.completion import Completion, StreamEvent
 from forerun.engine.engine import Engine
@@ -24,7 +25,7 @@ from forerun.models.store import cache_dir
 from forerun.models.tokenizer import check_text
 from forerun.ops.base import Executor, KvType
 from forerun.sampling.distribution import RowSampler
-from forerun.types import SamplingParams, StepRecord, VerifyRule
+from forerun.types import Int32Array, SamplingParams, StepRecord, VerifyRule
 
 Messages = Sequence[Mapping[str, Any]]
 TokenIds = Sequence[int]
@@ -99,7 +100,7 @@ class LLM:
         sampler = _create_sampler(config.vocab_size)
         self.engine = Engine(self.target, sampler, self.tokenizer, pages, chunk)
         self._draft_target = DraftTarget(
-            self.target, sampler, self.tokenizer, config.vocab_size, max_len, settings, bound
+            self.target, sampler, self.tokenizer, config.vocab_size, max_len, settings, bound, self._read_datastore
         )
         self._speculators: dict[Speculation, Speculator] = {}
         self._costs: StepCosts | None = None
@@ -225,6 +226,15 @@ class LLM:
     def has_chat_template(self) -> bool:
         """Whether conversations can be answered."""
         return self._chat_template is not None
+
+    @property
+    def datastore_name(self) -> str:
+        """What the model's datastore is called, whether there is one or not."""
+        return datastore_name(self.config, self.tokenizer, is_chat=self.has_chat_template)
+
+    def _read_datastore(self) -> Sequence[Int32Array]:
+        path = find_datastore(self.datastore_name)
+        return () if path is None else read_datastore(path, self.config.vocab_size).texts
 
     def _step_costs(self) -> StepCosts:
         """What steps take on this machine; measured when first asked for."""
