@@ -19,7 +19,7 @@ double discount_of(const std::vector<double>& discounts, int match_len) {
 }  // namespace
 
 Drafts::Drafts(std::vector<Source> sources, std::vector<int32_t> end_ids)
-    : sources_(std::move(sources)), end_ids_(std::move(end_ids)), matches_(sources_.size()) {
+    : sources_(std::move(sources)), end_ids_(std::move(end_ids)), matches_(sources_.size()), is_located_(sources_.size()) {
   if (sources_.empty()) throw std::domain_error("there is nothing to draft from");
   for (const Source& source : sources_) {
     max_depth_ = std::max(max_depth_, static_cast<size_t>(source.index->max_depth()));
@@ -57,29 +57,41 @@ void Drafts::load_context(int32_t node) {
   std::reverse(context_.begin(), context_.end());
 }
 
-void Drafts::predict() {
+// The source with the longest context that has not spoken, -1 without one. A source is looked into only once its deepest
+// context would be the longest: that takes cache misses, and longer contexts of others often leave nothing to say.
+int Drafts::find_longest() {
   const int32_t* end = context_.data() + context_.size();
-  for (size_t i = 0; i < sources_.size(); i++)
-    sources_[i].index->locate(sources_[i].partition, end, context_.size(), &matches_[i]);
+  int longest = -1, match_len = 0;
+  for (size_t i = 0; i < sources_.size(); i++) {
+    const Source& source = sources_[i];
+    if (!is_located_[i] && source.index->max_depth() > match_len) {
+      source.index->locate(source.partition, end, context_.size(), &matches_[i]);
+      is_located_[i] = true;
+    }
+    if (!is_located_[i] || matches_[i].empty() || matches_[i].back().match_len <= match_len) continue;
+    longest = static_cast<int>(i);
+    match_len = matches_[i].back().match_len;
+  }
+  return longest;
+}
+
+void Drafts::predict() {
+  std::fill(is_located_.begin(), is_located_.end(), false);
   candidates_.clear();
   match_len_ = 0;
   double rest = 1.0;
   while (rest >= kMinShare) {
-    // The source with the longest match that has not spoken.
-    size_t longest = sources_.size();
-    for (size_t i = 0; i < sources_.size(); i++) {
-      if (matches_[i].empty()) continue;
-      if (longest == sources_.size() || matches_[i].back().match_len > matches_[longest].back().match_len) longest = i;
-    }
-    if (longest == sources_.size()) break;
-    const Match match = matches_[longest].back();
-    matches_[longest].pop_back();
-    const Source& source = sources_[longest];
+    const int longest = find_longest();
+    if (longest < 0) break;
+    const Source& source = sources_[static_cast<size_t>(longest)];
+    std::vector<Match>& matches = matches_[static_cast<size_t>(longest)];
+    const Match match = matches.back();
+    matches.pop_back();
     const double discount = discount_of(source.discounts, match.match_len);
     if (discount == 1.0) continue;
     if (match_len_ == 0) {
       match_len_ = match.match_len;
-      source_ = static_cast<int>(longest);
+      source_ = longest;
     }
     rest *= add_level(*source.index, match.node, discount, rest);
   }

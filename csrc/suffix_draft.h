@@ -71,6 +71,7 @@ class Drafts {
   void load_context(int32_t node);
   // Fills candidates_ with what may follow the context.
   void predict();
+  int find_longest();
   // Adds what one context says, given `rest` to share out; returns the part of it that is left.
   double add_level(const SuffixIndex& index, uint32_t node, double discount, double rest);
   void open_children(int32_t parent, const DraftLimits& limits);
@@ -81,7 +82,8 @@ class Drafts {
   size_t max_depth_ = 0;  // of any source
   // Scratch of one call.
   std::vector<int32_t> tail_, context_;
-  std::vector<std::vector<Match>> matches_;  // by source
+  std::vector<std::vector<Match>> matches_;  // by source, those that have not spoken
+  std::vector<bool> is_located_;             // whether they were looked for
   std::vector<Continuation> continuations_;
   std::vector<Candidate> candidates_;
   std::vector<Open> open_;
