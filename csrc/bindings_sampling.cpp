@@ -97,6 +97,44 @@ const int32_t* ids_of(Vector<const int32_t> ids, Vector<const double> weights) {
   return ids.data();
 }
 
+// A RowLaw that keeps its row's memory, though not its contents.
+struct HeldRowLaw {
+  Vector<const float> row;
+  RowLaw law;
+};
+
+HeldRowLaw row_law(const Sampler& self, Vector<const float> logits, double temperature) {
+  check_size(logits.shape(0), self.vocab_size(), "logits");
+  const auto make = [&] {
+    nb::gil_scoped_release unlocked;
+    return RowLaw(span(logits), temperature);
+  };
+  return {logits, make()};
+}
+
+nb::tuple race_in(const HeldRowLaw& self, uint64_t seed, uint32_t position, uint32_t committed_len, uint32_t stream) {
+  const NoiseAddress at = address(seed, position, committed_len, stream);
+  RaceResult winner;
+  {
+    nb::gil_scoped_release unlocked;
+    winner = self.law.race(at);
+  }
+  return nb::make_tuple(winner.token_id, winner.ratio);
+}
+
+std::vector<int32_t> draw_in(const HeldRowLaw& self, uint64_t seed, uint32_t position, uint32_t committed_len,
+                             uint32_t stream, size_t count) {
+  const NoiseAddress at = address(seed, position, committed_len, stream);
+  nb::gil_scoped_release unlocked;
+  return self.law.draw(at, count);
+}
+
+void write_weights(const HeldRowLaw& self, Vector<double> out) {
+  check_size(out.shape(0), static_cast<int>(self.law.size()), "out");
+  nb::gil_scoped_release unlocked;
+  self.law.weights(out.data());
+}
+
 }  // namespace
 }  // namespace forerun::sampling
 
@@ -164,11 +202,19 @@ void bind_sampling(nb::module_& m) {
            "temperature"_a, "is_greedy"_a, "top_k"_a, "top_p"_a, "min_p"_a, "repetition_penalty"_a,
            "presence_penalty"_a, "frequency_penalty"_a, "bias_ids"_a, "biases"_a);
 
+  nb::class_<HeldRowLaw>(m, "RowLaw")
+      .def_prop_ro("total", [](const HeldRowLaw& self) { return self.law.total(); })
+      .def("weight", [](const HeldRowLaw& self, int32_t token_id) { return self.law.weight(token_id); }, "token_id"_a)
+      .def("weights", &write_weights, "out"_a)
+      .def("race", &race_in, "seed"_a, "position"_a, "committed_len"_a, "stream"_a)
+      .def("draw", &draw_in, "seed"_a, "position"_a, "committed_len"_a, "stream"_a, "count"_a);
+
   nb::class_<Sampler>(m, "Sampler")
       .def(nb::init<int>(), "vocab_size"_a)
       .def_prop_ro("vocab_size", &Sampler::vocab_size)
       .def("law", &law, "logits"_a, "params"_a, "history_ids"_a, "output_counts"_a, "path_ids"_a, "banned_ids"_a,
            "out_ids"_a, "out_weights"_a)
+      .def("row_law", &row_law, "logits"_a, "temperature"_a)
       .def("logprobs", &logprobs, "logits"_a, "token_id"_a, "out_ids"_a, "out_logprobs"_a)
       .def("top_ids", &top_ids, "logits"_a, "out_ids"_a);
 }

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "sampling_simd.h"
+#include "sampling_kernels.h"
 
 namespace forerun::sampling {
 namespace {
@@ -14,6 +14,7 @@ namespace {
 constexpr int32_t kUnseen = -1;
 constexpr size_t kSelectBlock = 512;
 constexpr char kNoWeight[] = "the law has no positive weight";
+constexpr char kNothingAllowed[] = "no token is allowed";
 
 // By value descending, ties by id ascending: the one order of top-k, top-p and log-probabilities.
 constexpr auto kLikelier = [](const auto& a, const auto& b) {
@@ -37,6 +38,32 @@ const simd::Kernels& kernels() {
   static constexpr simd::Kernels kTables[] = {simd::BaselineKernels::table, simd::Avx2Kernels::table,
                                               simd::Avx512Kernels::table};
   return kTables[level_in_use().load(std::memory_order_relaxed)];
+}
+
+// Throws for a row that holds NaN or +inf.
+void check_lawful(const float* logits, size_t size) {
+  const float* bad = std::find_if(logits, logits + size, [](float x) { return !(x < simd::kInf); });
+  if (bad == logits + size) return;
+  const std::string what = std::isnan(*bad) ? "NaN" : "+inf";
+  throw std::domain_error("the logits hold " + what + " at token id " + std::to_string(bad - logits));
+}
+
+RaceResult result_of(const simd::Winner& winner) {
+  if (winner.best().token_id < 0) throw std::domain_error(kNoWeight);
+  return winner.best();
+}
+
+simd::Podium podium_for(size_t count, size_t size) {
+  if (count == 0) throw std::domain_error("nothing is to be drawn");
+  return simd::Podium(std::min(count, size));
+}
+
+std::vector<int32_t> ids_of(const simd::Podium& podium) {
+  if (podium.places().empty()) throw std::domain_error(kNoWeight);
+  std::vector<int32_t> drawn;
+  drawn.reserve(podium.places().size());
+  for (const RaceResult& place : podium.places()) drawn.push_back(place.token_id);
+  return drawn;
 }
 
 }  // namespace
@@ -111,21 +138,60 @@ double uniform(const NoiseAddress& address, uint32_t index) {
 }
 
 RaceResult race(const int32_t* ids, const double* weights, size_t size, const NoiseAddress& address) {
-  const RaceResult winner = kernels().race(ids, weights, size, address);
-  if (winner.token_id < 0) throw std::domain_error(kNoWeight);
-  return winner;
+  simd::Winner winner;
+  kernels().race(ids, weights, size, address, winner);
+  return result_of(winner);
 }
 
 std::vector<int32_t> draw(const int32_t* ids, const double* weights, size_t size, const NoiseAddress& address,
                           size_t count) {
-  if (count == 0) throw std::domain_error("nothing is to be drawn");
-  simd::Podium podium(std::min(count, size));
+  simd::Podium podium = podium_for(count, size);
   kernels().race_for(ids, weights, size, address, podium);
-  if (podium.places().empty()) throw std::domain_error(kNoWeight);
-  std::vector<int32_t> drawn;
-  drawn.reserve(podium.places().size());
-  for (const RaceResult& place : podium.places()) drawn.push_back(place.token_id);
-  return drawn;
+  return ids_of(podium);
+}
+
+// The sum is NaN where the row holds NaN, and where x - max is: for +inf, and for nothing but -inf. So a row that has a
+// law needs no look of its own for them.
+RowLaw::RowLaw(Span<float> logits, double temperature)
+    : logits_(logits), max_(-simd::kInf), inverse_temperature_(1.0 / temperature) {
+  std::vector<float> maxima((logits.size + simd::kMaximaBlock - 1) / simd::kMaximaBlock);
+  kernels().block_maxima(logits.data, logits.size, maxima.data());
+  for (const float x : maxima) max_ = std::max<double>(max_, x);
+  total_ = kernels().row_total(logits.data, logits.size, max_, inverse_temperature_);
+  if (std::isnan(total_)) {
+    check_lawful(logits.data, logits.size);
+    throw std::domain_error(kNothingAllowed);
+  }
+  block_weights_.resize(maxima.size());
+  kernels().weigh_row(maxima.data(), maxima.size(), max_, inverse_temperature_, block_weights_.data());
+}
+
+double RowLaw::weight(int32_t token_id) const {
+  if (token_id < 0 || static_cast<size_t>(token_id) >= logits_.size) {
+    throw std::out_of_range("token id " + std::to_string(token_id) + " lies outside the vocabulary of " +
+                            std::to_string(logits_.size));
+  }
+  return simd::exp_one((logits_.data[token_id] - max_) * inverse_temperature_);
+}
+
+void RowLaw::weights(double* out) const {
+  kernels().weigh_row(logits_.data, logits_.size, max_, inverse_temperature_, out);
+}
+
+simd::Row RowLaw::row() const {
+  return {logits_.data, logits_.size, max_, inverse_temperature_, block_weights_.data()};
+}
+
+RaceResult RowLaw::race(const NoiseAddress& address) const {
+  simd::Winner winner;
+  kernels().race_row(row(), address, winner);
+  return result_of(winner);
+}
+
+std::vector<int32_t> RowLaw::draw(const NoiseAddress& address, size_t count) const {
+  simd::Podium podium = podium_for(count, logits_.size);
+  kernels().race_row_for(row(), address, podium);
+  return ids_of(podium);
 }
 
 Sampler::Sampler(int vocab_size)
@@ -140,10 +206,8 @@ Sampler::Sampler(int vocab_size)
 // Fills x_ from the raw row and returns its largest value.
 double Sampler::load(const float* logits) {
   const simd::RowScan scan = kernels().widen(logits, x_.size(), x_.data());
-  if (scan.is_lawful) return scan.max;
-  const auto bad = std::find_if(x_.begin(), x_.end(), [](double x) { return !(x < simd::kInf); });
-  const std::string what = std::isnan(*bad) ? "NaN" : "+inf";
-  throw std::domain_error("the logits hold " + what + " at token id " + std::to_string(bad - x_.begin()));
+  if (!scan.is_lawful) check_lawful(logits, x_.size());
+  return scan.max;
 }
 
 void Sampler::check_ids(Span<int32_t> ids) const {
@@ -184,7 +248,7 @@ LawShape Sampler::law(const float* logits, const LawParams& params, const PathHi
   if (bias_ids.size + history.ids.size + history.path_ids.size + banned_ids.size > 0) {
     max = kernels().max(x_.data(), x_.size());
   }
-  if (max == -simd::kInf) throw std::domain_error("no token is allowed");
+  if (max == -simd::kInf) throw std::domain_error(kNothingAllowed);
   if (params.is_greedy) {
     out_ids[0] = static_cast<int32_t>(std::find(x_.begin(), x_.end(), max) - x_.begin());
     out_weights[0] = 1.0;
@@ -289,7 +353,7 @@ double Sampler::logprobs(const float* logits, int32_t token_id, size_t num_top, 
                          double* out_logprobs) {
   check_ids({&token_id, 1});
   const double max = load(logits);
-  if (max == -simd::kInf) throw std::domain_error("no token is allowed");
+  if (max == -simd::kInf) throw std::domain_error(kNothingAllowed);
   const double log_total = log_positive(kernels().weigh(x_.data(), x_.size(), max, 1.0, weights_.data()));
   if (num_top > 0) {
     select_largest(std::min(num_top, x_.size()));

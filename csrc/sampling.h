@@ -81,6 +81,36 @@ RaceResult race(const int32_t* ids, const double* weights, size_t size, const No
 std::vector<int32_t> draw(const int32_t* ids, const double* weights, size_t size, const NoiseAddress& address,
                           size_t count);
 
+namespace simd {
+struct Row;
+}
+
+// The law of a row at a temperature, with nothing changed and nothing cut: the weights exp((x - max) (1 / T)), computed
+// from the row whenever they are asked for. It borrows the row, which must stay and keep its contents.
+class RowLaw {
+ public:
+  // temperature > 0. Throws std::domain_error with a sentence for a row that has no law.
+  RowLaw(Span<float> logits, double temperature);
+
+  size_t size() const { return logits_.size; }
+  double total() const { return total_; }
+  double weight(int32_t token_id) const;  // throws std::out_of_range beyond the row
+  void weights(double* out) const;        // room for size()
+
+  // As the functions above, over ids 0, 1, 2, ...
+  RaceResult race(const NoiseAddress& address) const;
+  std::vector<int32_t> draw(const NoiseAddress& address, size_t count) const;
+
+ private:
+  simd::Row row() const;
+
+  Span<float> logits_;
+  double max_;
+  double inverse_temperature_;
+  double total_;
+  std::vector<double> block_weights_;  // the largest weight of each block of ids
+};
+
 // Owns the scratch of one thread's calls. Every function throws std::domain_error with a sentence for a row that has no
 // law, and for an id beyond the vocabulary.
 class Sampler {

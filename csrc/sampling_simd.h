@@ -1,8 +1,8 @@
-// The loops of sampling.cpp that run over a whole vocabulary, once per instruction set.
+// The loops of sampling.cpp that run over a whole vocabulary, for any instruction set: vectors, exp, and rows.
 //
-// Included by sampling.cpp alone. The bodies are written once, in vectors whose width the instruction set gives; it
-// adds the two operations that have no portable spelling (`Baseline`, `Avx2`, `Avx512`). All operations are elementwise
-// or run in 16 fixed lanes, so the level can't change a bit.
+// Included by sampling.cpp alone, by way of sampling_kernels.h. The bodies are written once, in vectors whose width the
+// instruction set gives; it adds the few operations that have no portable spelling (`Baseline`, `Avx2`, `Avx512`). All
+// operations are elementwise or run in 16 fixed lanes, so the level can't change a bit.
 #pragma once
 
 #include <immintrin.h>
@@ -22,7 +22,6 @@
 namespace forerun::sampling::simd {
 
 constexpr size_t kLanes = 16;
-constexpr size_t kChunk = 64;
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
 template <typename Vector, typename T>
@@ -43,14 +42,13 @@ struct Vectors {
   static constexpr size_t kWidth = W;
   static constexpr unsigned kAllLanes = (1u << W) - 1;
   typedef double Doubles __attribute__((vector_size(8 * W)));
-  typedef int64_t Integers __attribute__((vector_size(8 * W)));
   typedef uint64_t Words __attribute__((vector_size(8 * W)));
-  typedef float Floats __attribute__((vector_size(4 * W)));
   typedef uint32_t HalfWords __attribute__((vector_size(4 * W)));
   typedef float WideFloats __attribute__((vector_size(8 * W)));
 };
 
-// product: out[j] = the low 32 bits of a[j], times m. at_least: bit j is set where x[j] >= y[j].
+// product: out[j] = the low 32 bits of a[j], times m. at_least: bit j is set where x[j] >= y[j]. top_bits: bit j is the
+// highest one of x[j]. widen: float32 to float64, which GCC 12 does in halves when it is left to it.
 struct Baseline : Vectors<2> {
   static inline void product(const Words& a, uint32_t m, Words& out) {
     out = (Words)_mm_mul_epu32((__m128i)a, _mm_set1_epi64x(m));
@@ -58,6 +56,8 @@ struct Baseline : Vectors<2> {
   static inline unsigned at_least(const Doubles& x, const Doubles& y) {
     return static_cast<unsigned>(_mm_movemask_pd(_mm_cmpge_pd((__m128d)x, (__m128d)y)));
   }
+  static inline unsigned top_bits(const Words& x) { return static_cast<unsigned>(_mm_movemask_pd((__m128d)x)); }
+  static inline void widen(const float* from, Doubles& to) { to = Doubles{from[0], from[1]}; }
 };
 
 struct Avx2 : Vectors<4> {
@@ -66,6 +66,12 @@ struct Avx2 : Vectors<4> {
   }
   FORERUN_AVX2 static inline unsigned at_least(const Doubles& x, const Doubles& y) {
     return static_cast<unsigned>(_mm256_movemask_pd(_mm256_cmp_pd((__m256d)x, (__m256d)y, _CMP_GE_OQ)));
+  }
+  FORERUN_AVX2 static inline unsigned top_bits(const Words& x) {
+    return static_cast<unsigned>(_mm256_movemask_pd((__m256d)x));
+  }
+  FORERUN_AVX2 static inline void widen(const float* from, Doubles& to) {
+    to = (Doubles)_mm256_cvtps_pd(_mm_loadu_ps(from));
   }
 };
 
@@ -77,6 +83,31 @@ struct Avx512 : Vectors<8> {
   FORERUN_AVX512 static inline unsigned at_least(const Doubles& x, const Doubles& y) {
     return _mm512_cmp_pd_mask((__m512d)x, (__m512d)y, _CMP_GE_OQ);
   }
+  FORERUN_AVX512 static inline unsigned top_bits(const Words& x) { return _mm512_movepi64_mask((__m512i)x); }
+  FORERUN_AVX512 static inline void widen(const float* from, Doubles& to) {
+    to = (Doubles)_mm512_maskz_cvtps_pd(0xFF, _mm256_loadu_ps(from));
+  }
+};
+
+// Four vectors that take each step side by side: a step waits for the one before, and four chains share the wait.
+template <typename Isa>
+struct Bundle {
+  using Doubles = typename Isa::Doubles;
+  static constexpr size_t kParts = 4;
+  static constexpr size_t kSize = kParts * Isa::kWidth;
+  Doubles part[kParts];
+
+#define FORERUN_ELEMENTWISE(op)                                                                                      \
+  friend FORERUN_INLINE Bundle operator op(const Bundle& a, const Bundle& b) {                                       \
+    return {{a.part[0] op b.part[0], a.part[1] op b.part[1], a.part[2] op b.part[2], a.part[3] op b.part[3]}};       \
+  }                                                                                                                  \
+  friend FORERUN_INLINE Bundle operator op(const Bundle& a, double b) {                                              \
+    return {{a.part[0] op b, a.part[1] op b, a.part[2] op b, a.part[3] op b}};                                       \
+  }
+  FORERUN_ELEMENTWISE(+)
+  FORERUN_ELEMENTWISE(-)
+  FORERUN_ELEMENTWISE(*)
+#undef FORERUN_ELEMENTWISE
 };
 
 // ---- exp -------------------------------------------------------------------------------------------------------
@@ -126,16 +157,18 @@ FORERUN_INLINE double exp_one(double x) {
   return series;
 }
 
+// What the steps make of values below kExpZero doesn't matter; NaN stays NaN.
 template <typename Isa>
-FORERUN_INLINE void exp_vector(const typename Isa::Doubles& x, typename Isa::Doubles& out) {
+FORERUN_INLINE void exp_bundle(const Bundle<Isa>& x, Bundle<Isa>& out) {
   using Doubles = typename Isa::Doubles;
-  using Integers = typename Isa::Integers;
-  const Doubles clamped = x < kExpZero ? Doubles{} + kExpZero : x;
-  Doubles rounded, r, series;
-  exp_split(clamped, rounded, r);
+  using Words = typename Isa::Words;
+  Bundle<Isa> rounded, r, series;
+  exp_split(x, rounded, r);
   exp_series(r, series);
-  const Doubles scaled = (Doubles)((Integers)series + ((Integers)rounded << 52));
-  out = x < kExpZero ? Doubles{} : scaled;
+  for (size_t p = 0; p < x.kParts; ++p) {
+    const Doubles scaled = (Doubles)((Words)series.part[p] + ((Words)rounded.part[p] << 52));
+    out.part[p] = x.part[p] < kExpZero ? Doubles{} : scaled;
+  }
 }
 
 // ---- rows in 16 lanes ------------------------------------------------------------------------------------------
@@ -161,12 +194,6 @@ struct Lanes {
     double values[kLanes];
     for (size_t j = 0; j < kLanes; ++j) values[j] = j < count ? from[j] : padding;
     read_all(values);
-  }
-  FORERUN_INLINE void write(double* to, size_t count) const {
-    if (count >= kLanes) return write_all(to);
-    double values[kLanes];
-    write_all(values);
-    std::memcpy(to, values, count * sizeof(double));
   }
   FORERUN_INLINE void add(const Lanes& other) {
     for (size_t p = 0; p < kParts; ++p) part[p] += other.part[p];
@@ -215,17 +242,53 @@ FORERUN_INLINE double max_body(const double* x, size_t size) {
   return max.max();
 }
 
-// weights = exp((x - max) * inverse_temperature); returns their lane sum.
 template <typename Isa>
-FORERUN_INLINE double weigh_body(const double* x, size_t size, double max, double inverse_temperature,
+FORERUN_INLINE void load_wide(const float* from, typename Isa::Doubles& to) {
+  Isa::widen(from, to);
+}
+
+template <typename Isa>
+FORERUN_INLINE void load_wide(const double* from, typename Isa::Doubles& to) {
+  load(to, from);
+}
+
+// How many values weigh() takes at a time: whole bundles and whole rows of lanes.
+template <typename Isa>
+constexpr size_t kStride = kLanes < Bundle<Isa>::kSize ? Bundle<Isa>::kSize : kLanes;
+
+// The weights of kStride<Isa> values, added to `sum` and written if there is somewhere to.
+template <typename Isa, bool kWrites, typename T>
+FORERUN_INLINE void weigh_stride(const T* x, double max, double inverse_temperature, Lanes<Isa>& sum,
                                  double* weights) {
-  Lanes<Isa> sum, next;
+  using Part = Bundle<Isa>;
+  for (size_t b = 0; b < kStride<Isa> / Part::kSize; ++b) {
+    Part w;
+    for (size_t p = 0; p < w.kParts; ++p) load_wide<Isa>(x + b * Part::kSize + p * Isa::kWidth, w.part[p]);
+    exp_bundle<Isa>((w - max) * inverse_temperature, w);
+    for (size_t p = 0; p < w.kParts; ++p) {
+      sum.part[(b * w.kParts + p) % sum.kParts] += w.part[p];
+      if (kWrites) store(weights + b * Part::kSize + p * Isa::kWidth, w.part[p]);
+    }
+  }
+}
+
+// weights = exp((x - max) * inverse_temperature), x in float32 or float64; returns their lane sum.
+template <typename Isa, bool kWrites, typename T>
+FORERUN_INLINE double weigh_body(const T* x, size_t size, double max, double inverse_temperature, double* weights) {
+  constexpr size_t kStep = kStride<Isa>;
+  Lanes<Isa> sum;
   sum.fill(0.0);
-  for (size_t i = 0; i < size; i += kLanes) {
-    next.read(x + i, size - i, -kInf);
-    for (auto& part : next.part) exp_vector<Isa>((part - max) * inverse_temperature, part);
-    sum.add(next);
-    next.write(weights + i, size - i);
+  size_t i = 0;
+  for (; i + kStep <= size; i += kStep) {
+    weigh_stride<Isa, kWrites>(x + i, max, inverse_temperature, sum, kWrites ? weights + i : nullptr);
+  }
+  if (i < size) {
+    T rest[kStep];
+    double rest_weights[kStep];
+    std::fill(rest, rest + kStep, -std::numeric_limits<T>::infinity());
+    std::memcpy(rest, x + i, (size - i) * sizeof(T));
+    weigh_stride<Isa, kWrites>(rest, max, inverse_temperature, sum, rest_weights);
+    if (kWrites) std::memcpy(weights + i, rest_weights, (size - i) * sizeof(double));
   }
   return sum.sum();
 }
@@ -243,9 +306,8 @@ FORERUN_INLINE RowScan widen_body(const float* logits, size_t size, double* x) {
   Doubles num_bad{};
   size_t i = 0;
   for (; i + Isa::kWidth <= size; i += Isa::kWidth) {
-    typename Isa::Floats narrow;
-    load(narrow, logits + i);
-    const Doubles wide = __builtin_convertvector(narrow, Doubles);
+    Doubles wide;
+    Isa::widen(logits + i, wide);
     store(x + i, wide);
     num_bad = wide < kInf ? num_bad : num_bad + 1.0;
     max = wide > max ? wide : max;
@@ -306,168 +368,5 @@ FORERUN_INLINE size_t between_body(const double* values, size_t size, double low
   }
   return num_found;
 }
-
-// ---- noise -----------------------------------------------------------------------------------------------------
-// Philox4x32-10 (Salmon et al., SC 2011), a vector of counters at a time. Lanes of 64 bits hold a 32-bit word; what
-// lies above it is ignored by the next product and masked at the end.
-
-constexpr uint32_t kPhiloxM0 = 0xD2511F53u;
-constexpr uint32_t kPhiloxM1 = 0xCD9E8D57u;
-constexpr uint32_t kPhiloxW0 = 0x9E3779B9u;
-constexpr uint32_t kPhiloxW1 = 0xBB67AE85u;
-constexpr int kPhiloxRounds = 10;
-
-// u = (n + 1/2) 2^-52 with n the top 52 bits of word 1 : word 0. With n as the mantissa of a double in [1, 2), one
-// exact subtraction is left.
-constexpr uint64_t kOneBits = 0x3FF0000000000000u;
-constexpr double kToUniform = 1.0 - 0x1p-53;
-
-// u[i] = the uniform at index[i], for kChunk indices.
-template <typename Isa>
-FORERUN_INLINE void uniforms_body(const uint32_t* index, const NoiseAddress& address, double* u) {
-  using Words = typename Isa::Words;
-  for (size_t i = 0; i < kChunk; i += Isa::kWidth) {
-    typename Isa::HalfWords narrow;
-    load(narrow, index + i);
-    Words c0 = __builtin_convertvector(narrow, Words);
-    Words c1 = Words{} + address.position;
-    Words c2 = Words{} + address.committed_len;
-    Words c3 = Words{} + static_cast<uint32_t>(address.stream);
-    uint32_t k0 = static_cast<uint32_t>(address.seed);
-    uint32_t k1 = static_cast<uint32_t>(address.seed >> 32);
-#pragma GCC unroll 10
-    for (int round = 0; round < kPhiloxRounds; ++round) {
-      Words p0, p1;
-      Isa::product(c0, kPhiloxM0, p0);
-      Isa::product(c2, kPhiloxM1, p1);
-      c0 = (p1 >> 32) ^ c1 ^ static_cast<uint64_t>(k0);
-      c2 = (p0 >> 32) ^ c3 ^ static_cast<uint64_t>(k1);
-      c1 = p1;
-      c3 = p0;
-      k0 += kPhiloxW0;
-      k1 += kPhiloxW1;
-    }
-    const Words n = ((c1 << 32) | (c0 & 0xFFFFFFFFu)) >> 12;
-    const typename Isa::Doubles out = (typename Isa::Doubles)(n | kOneBits) - kToUniform;
-    store(u + i, out);
-  }
-}
-
-// ---- the race --------------------------------------------------------------------------------------------------
-
-// An id can't get a place when 1 - u >= bound * weight * (1 + 2^-40): -log u > 1 - u makes its ratio larger than that
-// of the last place. The slack covers every rounding, so skipping changes no result and the order of visits doesn't
-// matter.
-constexpr double kRaceSlack = 1.0 + 0x1p-40;
-
-// By ratio ascending, ties by id ascending.
-inline bool is_before(const RaceResult& a, const RaceResult& b) {
-  return a.ratio != b.ratio ? a.ratio < b.ratio : a.token_id < b.token_id;
-}
-
-// Who is first.
-class Winner {
- public:
-  double bound() const { return best_.ratio; }
-  void meet(const RaceResult& result) {
-    // The first one's ratio may be +inf, which is not below the initial one.
-    if (best_.token_id < 0 || is_before(result, best_)) best_ = result;
-  }
-  const RaceResult& best() const { return best_; }
-
- private:
-  RaceResult best_{-1, kInf};
-};
-
-// Who are the first few, in their order.
-class Podium {
- public:
-  explicit Podium(size_t count) : count_(count) { places_.reserve(count + 1); }
-
-  double bound() const { return places_.size() < count_ ? kInf : places_.back().ratio; }
-  void meet(const RaceResult& result) {
-    places_.insert(std::upper_bound(places_.begin(), places_.end(), result, is_before), result);
-    if (places_.size() > count_) places_.pop_back();
-  }
-  const std::vector<RaceResult>& places() const { return places_; }
-
- private:
-  size_t count_;
-  std::vector<RaceResult> places_;
-};
-
-// Shows each id that may still get a place to `first`, a Winner or a Podium.
-template <typename Isa, typename First>
-FORERUN_INLINE void race_body(const int32_t* ids, const double* weights, size_t size, const NoiseAddress& address,
-                              First& first) {
-  uint32_t index[kChunk];
-  double w[kChunk];
-  double u[kChunk];
-  for (size_t i = 0; i < size; i += kChunk) {
-    const size_t count = size - i < kChunk ? size - i : kChunk;
-    for (size_t j = 0; j < kChunk; ++j) index[j] = static_cast<uint32_t>(i + j);
-    if (ids != nullptr) std::memcpy(index, ids + i, count * sizeof *ids);
-    std::memset(w, 0, sizeof w);
-    std::memcpy(w, weights + i, count * sizeof *w);
-    uniforms_body<Isa>(index, address, u);
-    for (size_t j = 0; j < count; j += Isa::kWidth) {
-      typename Isa::Doubles weight, uniform;
-      load(weight, w + j);
-      load(uniform, u + j);
-      // Comparisons with NaN (0 times an infinite bound) are false.
-      const unsigned hopeless = Isa::at_least(1.0 - uniform, weight * (first.bound() * kRaceSlack));
-      const unsigned absent = Isa::at_least(typename Isa::Doubles{}, weight);
-      for (unsigned hits = Isa::kAllLanes & ~(hopeless | absent); hits != 0; hits &= hits - 1) {
-        const size_t at = j + static_cast<size_t>(__builtin_ctz(hits));
-        first.meet({static_cast<int32_t>(index[at]), -log_positive(u[at]) / w[at]});
-      }
-    }
-  }
-}
-
-// ---- dispatch --------------------------------------------------------------------------------------------------
-
-struct Kernels {
-  double (*lane_sum)(const double*, size_t);
-  double (*weigh)(const double*, size_t, double, double, double*);
-  RowScan (*widen)(const float*, size_t, double*);
-  double (*max)(const double*, size_t);
-  void (*block_maxima)(const float*, size_t, float*);
-  size_t (*between)(const double*, size_t, double, double, int32_t*);
-  RaceResult (*race)(const int32_t*, const double*, size_t, const NoiseAddress&);
-  void (*race_for)(const int32_t*, const double*, size_t, const NoiseAddress&, Podium&);
-};
-
-#define FORERUN_KERNELS(Isa, TARGET)                                                                                 \
-  struct Isa##Kernels {                                                                                              \
-    TARGET static double lane_sum(const double* x, size_t size) { return lane_sum_body<Isa>(x, size); }              \
-    TARGET static double weigh(const double* x, size_t size, double max, double inverse_t, double* weights) {        \
-      return weigh_body<Isa>(x, size, max, inverse_t, weights);                                                      \
-    }                                                                                                                \
-    TARGET static RowScan widen(const float* from, size_t size, double* x) {                                         \
-      return widen_body<Isa>(from, size, x);                                                                         \
-    }                                                                                                                \
-    TARGET static double max(const double* x, size_t size) { return max_body<Isa>(x, size); }                        \
-    TARGET static void block_maxima(const float* x, size_t size, float* maxima) {                                    \
-      block_maxima_body<Isa>(x, size, maxima);                                                                       \
-    }                                                                                                                \
-    TARGET static size_t between(const double* x, size_t size, double low, double high, int32_t* found) {            \
-      return between_body<Isa>(x, size, low, high, found);                                                           \
-    }                                                                                                                \
-    TARGET static RaceResult race(const int32_t* ids, const double* weights, size_t size, const NoiseAddress& at) {  \
-      Winner first;                                                                                                  \
-      race_body<Isa>(ids, weights, size, at, first);                                                                 \
-      return first.best();                                                                                           \
-    }                                                                                                                \
-    TARGET static void race_for(const int32_t* ids, const double* weights, size_t size, const NoiseAddress& at,      \
-                                Podium& podium) {                                                                    \
-      race_body<Isa>(ids, weights, size, at, podium);                                                                \
-    }                                                                                                                \
-    static constexpr Kernels table{lane_sum, weigh, widen, max, block_maxima, between, race, race_for};              \
-  }
-
-FORERUN_KERNELS(Baseline, );
-FORERUN_KERNELS(Avx2, FORERUN_AVX2);
-FORERUN_KERNELS(Avx512, FORERUN_AVX512);
 
 }  // namespace forerun::sampling::simd

@@ -100,6 +100,34 @@ void test_levels_agree() {
   }
 }
 
+// A law that stays in its row is the one that is written down, in every bit.
+void test_row_laws() {
+  const NoiseAddress address{5, 7, 3, Stream::kDraft};
+  for (const int size : {1, 7, 8, 15, 16, 17, 31, 32, 33, 127, 128, 129, 160, 255, 257, 1500}) {
+    std::vector<float> row = row_of(size);
+    for (int i = 0; i + 1 < size; i += 5) row[i] = -INFINITY;
+    for (const double temperature : {0.001, 0.8, 100.0}) {
+      LawParams params;
+      params.is_greedy = false;
+      params.temperature = temperature;
+      for (int level = 0; level <= max_isa_level(); ++level) {
+        set_isa_level(level);
+        std::vector<int32_t> ids(size);
+        std::vector<double> weights(size), from_row(size);
+        const LawShape shape = Sampler(size).law(row.data(), params, {}, {}, ids.data(), weights.data());
+        const RowLaw law({row.data(), row.size()}, temperature);
+        law.weights(from_row.data());
+        check(law.total() == shape.total && from_row == weights, "a row's weights are those that are written");
+        check(law.weight(size - 1) == weights.back(), "one weight is as if all were written");
+        const RaceResult want = race(nullptr, weights.data(), weights.size(), address), got = law.race(address);
+        check(got.token_id == want.token_id && got.ratio == want.ratio, "a row's race has the same winner");
+        check(law.draw(address, 9) == draw(nullptr, weights.data(), weights.size(), address, 9),
+              "a row's draw is the same");
+      }
+    }
+  }
+}
+
 // Blocks are 128 values, vectors up to 16 and two of them go at a time: sizes around all of these, on every level.
 void test_top_ids() {
   const float nan = std::numeric_limits<float>::quiet_NaN();
@@ -147,6 +175,11 @@ void test_refusals() {
   check_refused([&] { law({&beyond, 1}); }, "an id beyond the vocabulary");
   row[19] = std::numeric_limits<float>::quiet_NaN();
   check_refused([&] { law({}); }, "NaN in the last place");
+  check_refused([&] { RowLaw({row.data(), row.size()}, 1.0); }, "NaN in the last place of a row");
+  row.assign(20, -INFINITY);
+  check_refused([&] { RowLaw({row.data(), row.size()}, 1.0); }, "a row that allows nothing");
+  row[3] = INFINITY;
+  check_refused([&] { RowLaw({row.data(), row.size()}, 1.0); }, "+inf in a row");
   const double nothing[3] = {0.0, 0.0, 0.0};
   check_refused([&] { race(nullptr, nothing, 3, NoiseAddress{}); }, "a law without mass");
   check_refused([&] { draw(nullptr, nothing, 3, NoiseAddress{}, 2); }, "a draw from a law without mass");
@@ -159,6 +192,7 @@ void test_refusals() {
 
 int main() {
   test_levels_agree();
+  test_row_laws();
   test_top_ids();
   test_refusals();
   std::puts("sampling: all tests passed");

@@ -37,6 +37,10 @@ NO_IDS: Int32Array = np.empty(0, np.int32)
 class Law:
     """A law over token ids: p(id) = weight / total.
 
+    A law that a sampler made may read its row whenever it is asked, so it must be done with before the row changes:
+    the rows of a pass last until the next pass of the same model. Who needs it longer keeps `weights` or `dense`,
+    which are the caller's from then on.
+
     Attributes:
         token_ids: [N] int32 ascending, or None when weights are indexed by token id (nothing was cut).
         weights: [N] float64, not negative, not necessarily normalised.
@@ -145,7 +149,7 @@ class RowSampler(Protocol):
     def law(
         self, logits_V: Float32Array, params: SamplingParams, history: PathHistory, banned_ids: Int32Array = NO_IDS
     ) -> Law:
-        """The law of the next token.
+        """The law of the next token, as long as the row keeps its contents; see `Law`.
 
         Args:
             logits_V: [V] float32, raw.
