@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "ngram_table.h"
 #include "suffix.h"
 #include "suffix_draft.h"
 
@@ -28,19 +29,24 @@ void append_list(SuffixIndex& self, const std::vector<int32_t>& token_ids) {
   self.append(token_ids.data(), token_ids.size());
 }
 
-// [(match_len, num_occurrences, [(token_id, count), ...]), ...], shortest match first.
-nb::list matches(const SuffixIndex& self, const std::string& partition, Ids context) {
+// [(match_len, num_occurrences, num_continuations, [(token_id, count), ...]), ...], shortest match first.
+nb::list matches_in(const Contexts& contexts, const std::string& partition, Ids context) {
   std::vector<Match> found;
-  std::vector<Continuation> continuations;
-  self.locate(partition, context.data() + context.shape(0), context.shape(0), &found);
+  std::vector<Follower> followers;
+  contexts.locate(partition, context.data() + context.shape(0), context.shape(0), &found);
   nb::list out;
   for (const Match& match : found) {
-    self.continuations(match.node, 0, &continuations);
+    contexts.followers(match.node, 0, &followers);
     nb::list counts;
-    for (const Continuation& entry : continuations) counts.append(nb::make_tuple(entry.token_id, entry.count));
-    out.append(nb::make_tuple(match.match_len, self.num_occurrences(match.node), counts));
+    for (const Follower& entry : followers) counts.append(nb::make_tuple(entry.token_id, entry.count));
+    out.append(nb::make_tuple(match.match_len, contexts.num_occurrences(match.node),
+                              contexts.num_continuations(match.node), counts));
   }
   return out;
+}
+
+nb::list matches(const SuffixIndex& self, const std::string& partition, Ids context) {
+  return matches_in(self, partition, context);
 }
 
 // Sorts nodes into cells: first_cell + (prob's place * lengths + match_len's place) * sources + source.
@@ -70,16 +76,16 @@ struct BoundDrafts {
 
 using BoundSource = std::tuple<nb::object, std::string, std::vector<double>>;
 
-BoundDrafts bind_drafts(const std::vector<BoundSource>& bound, std::vector<int32_t> end_ids,
+BoundDrafts bind_drafts(const nb::object& text, const std::vector<BoundSource>& bound, std::vector<int32_t> end_ids,
                         std::vector<double> prob_edges, std::vector<int> match_edges, int first_cell) {
   std::vector<Source> sources;
-  std::vector<nb::object> indexes;
+  std::vector<nb::object> indexes{text};
   for (const auto& [index, partition, discounts] : bound) {
-    sources.push_back({nb::cast<const SuffixIndex*>(index), partition, discounts});
+    sources.push_back({nb::cast<const Contexts*>(index), partition, discounts});
     indexes.push_back(index);
   }
   const int num_sources = static_cast<int>(sources.size());
-  return {Drafts(std::move(sources), std::move(end_ids)),
+  return {Drafts(nb::cast<const SuffixIndex*>(text), std::move(sources), std::move(end_ids)),
           {std::move(prob_edges), std::move(match_edges), num_sources, first_cell},
           std::move(indexes)};
 }
@@ -88,7 +94,7 @@ template <class F>
 nb::tuple tuple_of(const std::vector<DraftNode>& nodes, F value) {
   nb::tuple out = nb::steal<nb::tuple>(PyTuple_New(static_cast<Py_ssize_t>(nodes.size())));
   for (size_t i = 0; i < nodes.size(); i++)
-    PyTuple_SET_ITEM(out.ptr(), static_cast<Py_ssize_t>(i), nb::cast(value(nodes[i])).release().ptr());
+    PyTuple_SetItem(out.ptr(), static_cast<Py_ssize_t>(i), nb::cast(value(nodes[i])).release().ptr());
   return out;
 }
 
@@ -116,7 +122,8 @@ nb::tuple explain(BoundDrafts& self, size_t max_nodes, double min_prob, bool is_
 void bind_suffix(nb::module_& m) {
   using namespace forerun::suffix;
 
-  nb::class_<SuffixIndex>(m, "SuffixIndex")
+  nb::class_<Contexts>(m, "Contexts");
+  nb::class_<SuffixIndex, Contexts>(m, "SuffixIndex")
       .def(nb::init<int, size_t>(), "max_depth"_a, "max_bytes"_a)
       .def("begin", &SuffixIndex::begin, "partition"_a)
       .def("append", &append, "token_ids"_a)
@@ -130,14 +137,25 @@ void bind_suffix(nb::module_& m) {
       .def_prop_ro("num_nodes", &SuffixIndex::num_nodes)
       .def_prop_ro("bytes", &SuffixIndex::bytes);
 
+  nb::class_<NgramTable, Contexts>(m, "NgramTable")
+      .def("__init__",
+           [](NgramTable* self, Ids token_ids, const std::vector<size_t>& lengths) {
+             new (self) NgramTable(token_ids.data(), token_ids.shape(0), lengths);
+           },
+           "token_ids"_a, "lengths"_a)
+      .def("matches", [](const NgramTable& self, Ids context) { return matches_in(self, "", context); }, "context"_a)
+      .def_prop_ro("num_contexts", &NgramTable::num_contexts)
+      .def_prop_ro("bytes", &NgramTable::bytes);
+
   nb::class_<BoundDrafts>(m, "SuffixDrafts")
       .def("__init__",
-           [](BoundDrafts* self, const std::vector<BoundSource>& sources, std::vector<int32_t> end_ids,
+           [](BoundDrafts* self, const nb::object& text, const std::vector<BoundSource>& sources,
+              std::vector<int32_t> end_ids,
               std::vector<double> prob_edges, std::vector<int> match_edges, int first_cell) {
              new (self) BoundDrafts(
-                 bind_drafts(sources, std::move(end_ids), std::move(prob_edges), std::move(match_edges), first_cell));
+                 bind_drafts(text, sources, std::move(end_ids), std::move(prob_edges), std::move(match_edges), first_cell));
            },
-           "sources"_a, "end_ids"_a, "prob_edges"_a, "match_edges"_a, "first_cell"_a)
+           "text"_a, "sources"_a, "end_ids"_a, "prob_edges"_a, "match_edges"_a, "first_cell"_a)
       .def("propose", &propose, "max_nodes"_a, "min_prob"_a, "is_chain"_a)
       .def("explain", &explain, "max_nodes"_a, "min_prob"_a, "is_chain"_a);
 }

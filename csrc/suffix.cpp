@@ -341,4 +341,10 @@ void SuffixIndex::continuations(uint32_t id, uint32_t min_count, std::vector<Con
   });
 }
 
+void SuffixIndex::followers(uint32_t id, uint32_t min_count, std::vector<Follower>* out) const {
+  continuations(id, min_count, &scratch_);
+  out->clear();
+  for (const Continuation& entry : scratch_) out->push_back({entry.token_id, entry.count});
+}
+
 }  // namespace forerun::suffix

@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "contexts.h"
 #include "id_table.h"
 
 namespace forerun::suffix {
@@ -76,13 +77,7 @@ class Continuations {
   IdTable table_;
 };
 
-// A context that occurred: its length in tokens and the node that has its occurrences.
-struct Match {
-  int match_len;
-  uint32_t node;
-};
-
-class SuffixIndex {
+class SuffixIndex : public Contexts {
  public:
   // max_bytes 0 is no bound. Throws std::domain_error for a depth that is not in 1..kMaxDepth.
   SuffixIndex(int max_depth, size_t max_bytes);
@@ -97,19 +92,18 @@ class SuffixIndex {
   void remove_oldest();
   void clear();
 
-  int max_depth() const { return max_depth_; }
+  int max_depth() const override { return max_depth_; }
   size_t num_sequences() const { return sequences_.size(); }
   size_t num_nodes() const { return num_nodes_; }
   size_t num_partitions() const { return partitions_.size(); }
   size_t bytes() const;
   size_t max_bytes() const { return max_bytes_; }
 
-  // The contexts ending at `end` that occurred in a partition, shortest first, of several with the same occurrences the
-  // longest one. Looks at the last max_depth of num_tokens tokens.
-  void locate(const std::string& partition, const int32_t* end, size_t num_tokens, std::vector<Match>* out) const;
-  uint32_t num_occurrences(uint32_t node) const { return at(node).count; }
-  // Different tokens that followed.
-  size_t num_continuations(uint32_t node) const;
+  void locate(const std::string& partition, const int32_t* end, size_t num_tokens,
+              std::vector<Match>* out) const override;
+  uint32_t num_occurrences(uint32_t node) const override { return at(node).count; }
+  size_t num_continuations(uint32_t node) const override;
+  void followers(uint32_t node, uint32_t min_count, std::vector<Follower>* out) const override;
   // The continuations that were seen at least min_count times, most frequent first, of equals the newest first.
   void continuations(uint32_t node, uint32_t min_count, std::vector<Continuation>* out) const;
   // The tokens of the newest sequence; none where there is no sequence.
@@ -173,6 +167,7 @@ class SuffixIndex {
   Partitions partitions_;
   std::deque<Sequence> sequences_;
   uint64_t first_sequence_ = 0;  // number of the oldest
+  mutable std::vector<Continuation> scratch_;
 };
 
 }  // namespace forerun::suffix

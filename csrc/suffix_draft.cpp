@@ -18,11 +18,14 @@ double discount_of(const std::vector<double>& discounts, int match_len) {
 
 }  // namespace
 
-Drafts::Drafts(std::vector<Source> sources, std::vector<int32_t> end_ids)
-    : sources_(std::move(sources)), end_ids_(std::move(end_ids)), matches_(sources_.size()), is_located_(sources_.size()) {
-  if (sources_.empty()) throw std::domain_error("there is nothing to draft from");
+Drafts::Drafts(const SuffixIndex* text, std::vector<Source> sources, std::vector<int32_t> end_ids)
+    : text_(text),
+      sources_(std::move(sources)),
+      end_ids_(std::move(end_ids)),
+      matches_(sources_.size()),
+      is_located_(sources_.size()) {
   for (const Source& source : sources_) {
-    max_depth_ = std::max(max_depth_, static_cast<size_t>(source.index->max_depth()));
+    max_depth_ = std::max(max_depth_, static_cast<size_t>(source.contexts->max_depth()));
     if (source.discounts.empty()) throw std::domain_error("there is no discount");
     for (const double discount : source.discounts)
       if (!(discount > 0.0 && discount <= 1.0)) throw std::domain_error("a discount must be above 0 and at most 1");
@@ -34,7 +37,7 @@ const std::vector<DraftNode>& Drafts::propose(const DraftLimits& limits) {
   path_probs_.clear();
   open_.clear();
   num_opened_ = 0;
-  const auto [text, length] = sources_[0].index->newest_text();
+  const auto [text, length] = text_->newest_text();
   tail_.assign(text + length - std::min(length, max_depth_), text + length);
   int32_t node = -1;
   while (nodes_.size() < limits.max_nodes) {
@@ -64,8 +67,8 @@ int Drafts::find_longest() {
   int longest = -1, match_len = 0;
   for (size_t i = 0; i < sources_.size(); i++) {
     const Source& source = sources_[i];
-    if (!is_located_[i] && source.index->max_depth() > match_len) {
-      source.index->locate(source.partition, end, context_.size(), &matches_[i]);
+    if (!is_located_[i] && source.contexts->max_depth() > match_len) {
+      source.contexts->locate(source.partition, end, context_.size(), &matches_[i]);
       is_located_[i] = true;
     }
     if (!is_located_[i] || matches_[i].empty() || matches_[i].back().match_len <= match_len) continue;
@@ -93,14 +96,14 @@ void Drafts::predict() {
       match_len_ = match.match_len;
       source_ = longest;
     }
-    rest *= add_level(*source.index, match.node, discount, rest);
+    rest *= add_level(*source.contexts, match.node, discount, rest);
   }
 }
 
-double Drafts::add_level(const SuffixIndex& index, uint32_t node, double discount, double rest) {
-  const double count = index.num_occurrences(node);
-  index.continuations(node, static_cast<uint32_t>(std::ceil(kMinShare * count / rest)), &continuations_);
-  for (const Continuation& entry : continuations_) {
+double Drafts::add_level(const Contexts& contexts, uint32_t node, double discount, double rest) {
+  const double count = contexts.num_occurrences(node);
+  contexts.followers(node, static_cast<uint32_t>(std::ceil(kMinShare * count / rest)), &followers_);
+  for (const Follower& entry : followers_) {
     const double prob = rest * (entry.count - discount) / count;
     const auto known = std::find_if(candidates_.begin(), candidates_.end(),
                                     [&](const Candidate& other) { return other.token_id == entry.token_id; });
@@ -110,7 +113,7 @@ double Drafts::add_level(const SuffixIndex& index, uint32_t node, double discoun
       known->prob += prob;
     }
   }
-  return discount * index.num_continuations(node) / count;
+  return discount * contexts.num_continuations(node) / count;
 }
 
 void Drafts::open_children(int32_t parent, const DraftLimits& limits) {

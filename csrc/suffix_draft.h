@@ -36,9 +36,9 @@ struct DraftLimits {
   bool is_chain;    // each node has its likeliest child only
 };
 
-// An index to draft from, which must outlive the drafts.
+// Contexts to draft from, which must outlive the drafts.
 struct Source {
-  const SuffixIndex* index;
+  const Contexts* contexts;
   std::string partition;
   // By match length, the last one serving longer ones too; 1 leaves contexts of that length out.
   std::vector<double> discounts;
@@ -46,9 +46,9 @@ struct Source {
 
 class Drafts {
  public:
-  // Source 0 is the text that is continued: the newest sequence of its index. No node follows one of the end_ids.
-  // Throws std::domain_error without a source, and unless each has a discount and every discount is in (0, 1].
-  Drafts(std::vector<Source> sources, std::vector<int32_t> end_ids);
+  // What is continued is the newest sequence of `text`. No node follows one of the end_ids. Throws std::domain_error
+  // unless each source has a discount and every discount is in (0, 1].
+  Drafts(const SuffixIndex* text, std::vector<Source> sources, std::vector<int32_t> end_ids);
 
   // What may follow the text.
   const std::vector<DraftNode>& propose(const DraftLimits& limits);
@@ -73,10 +73,11 @@ class Drafts {
   void predict();
   int find_longest();
   // Adds what one context says, given `rest` to share out; returns the part of it that is left.
-  double add_level(const SuffixIndex& index, uint32_t node, double discount, double rest);
+  double add_level(const Contexts& contexts, uint32_t node, double discount, double rest);
   void open_children(int32_t parent, const DraftLimits& limits);
   int32_t close_best();
 
+  const SuffixIndex* text_;
   std::vector<Source> sources_;
   std::vector<int32_t> end_ids_;
   size_t max_depth_ = 0;  // of any source
@@ -84,7 +85,7 @@ class Drafts {
   std::vector<int32_t> tail_, context_;
   std::vector<std::vector<Match>> matches_;  // by source, those that have not spoken
   std::vector<bool> is_located_;             // whether they were looked for
-  std::vector<Continuation> continuations_;
+  std::vector<Follower> followers_;
   std::vector<Candidate> candidates_;
   std::vector<Open> open_;
   std::vector<DraftNode> nodes_;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "ngram_table.h"
 #include "suffix_draft.h"
 
 using namespace forerun::suffix;
@@ -79,8 +80,7 @@ void check_draft(const std::vector<DraftNode>& nodes, const DraftLimits& limits)
 
 void run(uint32_t seed, int max_depth, uint32_t num_ids, size_t max_bytes) {
   Random random(seed);
-  SuffixIndex index(max_depth, max_bytes), stored(2, 0);
-  stored.begin("s");
+  SuffixIndex index(max_depth, max_bytes);
   for (int step = 0; step < 100; ++step) {
     const std::string partition(random.below(3), 'x');
     const uint32_t operation = random.below(10);
@@ -102,10 +102,10 @@ void run(uint32_t seed, int max_depth, uint32_t num_ids, size_t max_bytes) {
     own.begin("");
     own.append(ids.data(), ids.size());
     const DraftLimits limits{random.below(40), 0.01, random.below(2) == 0};
+    const NgramTable table(ids.data(), ids.size(), {ids.size() / 2, ids.size() - ids.size() / 2});
     const Source text{&own, "", {0.7, 0.4, 0.2}};
-    check_draft(Drafts({text}, {0}).propose(limits), limits);
-    check_draft(Drafts({text, {&index, partition, {1.0, 0.8}}, {&stored, "s", {0.9}}}, {0}).propose(limits), limits);
-    stored.append(ids.data(), ids.size());
+    check_draft(Drafts(&own, {text}, {0}).propose(limits), limits);
+    check_draft(Drafts(&own, {text, {&index, partition, {1.0, 0.8}}, {&table, "", {0.9}}}, {0}).propose(limits), limits);
   }
   while (index.num_sequences() != 0) index.remove_oldest();
   index.check_integrity();
@@ -136,9 +136,13 @@ int main() {
   check_refused([] { SuffixIndex(4, 0).append(nullptr, 0); });
   check_refused([] { SuffixIndex(4, 0).remove_oldest(); });
   const SuffixIndex index(4, 0);
-  check_refused([] { Drafts({}, {}); });
-  check_refused([&] { Drafts({{&index, "", {}}, {&index, "", {0.5}}}, {}); });
-  check_refused([&] { Drafts({{&index, "", {0.5}}, {&index, "", {0.0}}}, {}); });
+  check_refused([&] { Drafts(&index, {{&index, "", {}}, {&index, "", {0.5}}}, {}); });
+  check_refused([&] { Drafts(&index, {{&index, "", {0.5}}, {&index, "", {0.0}}}, {}); });
+  const int32_t ids[] = {1, 2, -1};
+  check_refused([&] { NgramTable(ids, 2, {3}); });
+  check_refused([&] { NgramTable(ids, 2, {1}); });
+  check_refused([&] { NgramTable(ids, 3, {3}); });
+  check(NgramTable(ids, 0, {}).num_contexts() == 0, "no text has no contexts");
   std::puts("suffix: ok");
   return 0;
 }

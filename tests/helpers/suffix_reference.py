@@ -65,6 +65,22 @@ class SlowIndex:
         return [c for i, c in enumerate(all_of_them) if i + 1 == len(totals) or totals[i + 1] < totals[i]]
 
 
+@dataclass(frozen=True)
+class TableContext(Context):
+    """A context as a table has it: only the most frequent three tokens, of equals the lowest ids."""
+
+    @property
+    def ranked(self) -> list[tuple[int, int]]:
+        return sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))[:3]
+
+
+class SlowTable(SlowIndex):
+    """Texts that don't change, looked at like csrc/ngram_table.cpp."""
+
+    def matches(self, partition: str, ids: Sequence[int]) -> list[Context]:
+        return [TableContext(c.length, c.counts, c.last) for c in super().matches(partition, ids)]
+
+
 @dataclass
 class SlowNode:
     """A node of a draft, with the path of tokens that leads to it."""

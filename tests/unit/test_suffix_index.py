@@ -9,9 +9,9 @@ from bisect import bisect_right
 import numpy as np
 import pytest
 
-from forerun._native import SuffixDrafts, SuffixIndex
+from forerun._native import NgramTable, SuffixDrafts, SuffixIndex
 from forerun.types import Int32Array
-from tests.helpers.suffix_reference import SlowDrafts, SlowIndex
+from tests.helpers.suffix_reference import SlowDrafts, SlowIndex, SlowTable
 
 PARTITIONS = ("", "a", "b\0c")
 OWN_DISCOUNTS = [0.75, 0.5, 0.3, 0.1]
@@ -36,7 +36,7 @@ def built(texts: list[tuple[str, list[int]]], max_depth: int) -> tuple[SuffixInd
 
 
 def assert_same(fast: SuffixIndex, slow: SlowIndex, partition: str, ids: list[int]) -> None:
-    expected = [(c.length, c.counts.total(), c.ranked) for c in slow.matches(partition, ids)]
+    expected = [(c.length, c.counts.total(), len(c.counts), c.ranked) for c in slow.matches(partition, ids)]
     assert fast.matches(partition, array(ids)) == expected
 
 
@@ -121,7 +121,7 @@ def test_ids_below_zero_are_refused_and_leave_no_trace() -> None:
     with pytest.raises(ValueError, match="below 0"):
         fast.append(array([1, -1]))
     fast.check_integrity()
-    assert fast.matches("", array([1])) == [(1, 1, [(2, 1)])]
+    assert fast.matches("", array([1])) == [(1, 1, 1, [(2, 1)])]
 
 
 def test_nothing_to_append_to_or_to_remove_is_refused() -> None:
@@ -167,7 +167,7 @@ def test_f026_a_text_that_alone_is_too_large_is_not_kept() -> None:
     fast.begin("")
     fast.append(array([1, 2, 1]))
     fast.check_integrity()
-    assert fast.matches("", array([1])) == [(1, 1, [(2, 1)])]
+    assert fast.matches("", array([1])) == [(1, 1, 1, [(2, 1)])]
 
 
 def test_clear_forgets_everything() -> None:
@@ -176,6 +176,53 @@ def test_clear_forgets_everything() -> None:
     fast.check_integrity()
     assert fast.num_sequences == fast.num_nodes == fast.bytes == 0
     assert fast.matches("", array([1])) == []
+
+
+def table(texts: list[list[int]]) -> tuple[NgramTable, SlowTable]:
+    slow = SlowTable(4)
+    for text in texts:
+        slow.begin("")
+        slow.append(text)
+    ids = array([token_id for text in texts for token_id in text])
+    return NgramTable(ids, [len(text) for text in texts]), slow
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2, 3, 12, 300])
+def test_a_table_equals_a_scan(vocab_size: int) -> None:
+    rng = random.Random(vocab_size)
+    num_matches = num_left_out = 0
+    for _ in range(60):
+        texts: list[list[int]] = []
+        for _ in range(rng.randrange(8)):
+            texts.append(random_text(rng, vocab_size, texts))
+        fast, slow = table(texts)
+        assert fast.num_contexts == len(
+            {tuple(text[i - n : i]) for text in texts for n in range(1, 5) for i in range(n, len(text))}
+        )
+        for _ in range(20):
+            ids = random_text(rng, vocab_size, texts)
+            expected = [(c.length, c.counts.total(), len(c.counts), c.ranked) for c in slow.matches("", ids)]
+            assert fast.matches(array(ids)) == expected
+            num_matches += len(expected)
+            num_left_out += sum(num_different > len(ranked) for _, _, num_different, ranked in expected)
+    assert num_matches > 150
+    assert num_left_out > 50 or vocab_size != 12
+
+
+def test_a_tables_counts_end_where_they_are_as_good_as_any() -> None:
+    fast, _ = table([])
+    assert (fast.num_contexts, fast.bytes, fast.matches(array([1]))) == (0, 0, [])
+    fast = NgramTable(np.zeros(70_001, np.int32), [70_001])
+    assert fast.matches(array([0, 0, 0, 0, 0])) == [
+        (1, 70_000, 1, [(0, 65_535)]), (2, 69_999, 1, [(0, 65_535)]), (3, 69_998, 1, [(0, 65_535)]),
+        (4, 69_997, 1, [(0, 65_535)]),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ids", "lengths"), [([1, 2], [3]), ([1, 2], [1]), ([1, -2], [2])])
+def test_a_table_refuses_texts_that_are_none(ids: list[int], lengths: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"lengths of the texts|below 0"):
+        NgramTable(array(ids), lengths)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 4, 30])
@@ -188,10 +235,10 @@ def test_trees_equal_slow_ones(vocab_size: int) -> None:
         texts: list[list[int]] = [[]]
         for _ in range(rng.randrange(5)):
             texts.append(random_text(rng, vocab_size, texts))
-        depth, stored_depth = rng.choice([2, 6, 64]), rng.choice([1, 4])
+        depth = rng.choice([2, 6, 64])
         own, slow_own = built([("", rng.choice(texts)[:12])], depth)
         shared, slow_shared = built([(rng.choice(PARTITIONS), text) for text in texts[:3]], depth)
-        stored, slow_stored = built([("", text) for text in texts[1:]], stored_depth)
+        stored, slow_stored = table(texts[1:])
         partition = rng.choice(PARTITIONS)
         limits = (rng.choice([0, 1, 5, 30]), rng.choice([0.001, 0.05, 0.3, 1.0]), rng.random() < 0.3)
         num_sources = rng.choice([1, 2, 3, 3, 3])
@@ -200,7 +247,7 @@ def test_trees_equal_slow_ones(vocab_size: int) -> None:
             (slow_own, "", OWN_DISCOUNTS), (slow_shared, partition, SHARED_DISCOUNTS),
             (slow_stored, "", STORED_DISCOUNTS),
         ]  # fmt: skip
-        fast = SuffixDrafts(fast_sources[:num_sources], end_ids, PROB_EDGES, MATCH_EDGES, 7)
+        fast = SuffixDrafts(own, fast_sources[:num_sources], end_ids, PROB_EDGES, MATCH_EDGES, 7)
         nodes = SlowDrafts(slow_sources[:num_sources], end_ids).propose(*limits)
         token_ids, parents, probs, match_lens, sources = fast.explain(*limits)
         assert token_ids == tuple(node.token_id for node in nodes)
@@ -226,14 +273,12 @@ def test_discounts_out_of_range_are_refused(discounts: list[float]) -> None:
     index = SuffixIndex(4, 0)
     for pair in ((discounts, [0.5]), ([0.5], discounts)):
         with pytest.raises(ValueError, match="discount"):
-            SuffixDrafts([(index, "", own) for own in pair], [], [], [], 0)
-    with pytest.raises(ValueError, match="nothing to draft from"):
-        SuffixDrafts([], [], [], [], 0)
+            SuffixDrafts(index, [(index, "", own) for own in pair], [], [], [], 0)
 
 
 def test_drafts_keep_their_indexes() -> None:
     index, _ = built([("", [1, 2, 1])], 4)
-    drafts = SuffixDrafts([(index, "", [0.5])], [], [], [], 0)
+    drafts = SuffixDrafts(index, [(index, "", [0.5])], [], [], [], 0)
     del index
     gc.collect()
     assert drafts.propose(1, 0.01, True)[0] == (2,)

@@ -23,7 +23,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from forerun._native import SuffixDrafts, SuffixIndex
+from forerun._native import NgramTable, SuffixDrafts, SuffixIndex
 from forerun.drafters.base import NOTHING, Budget, DraftContext, DraftTarget, Policy, Proposal
 from forerun.errors import ConfigError
 from forerun.types import MAX_DRAFT_NODES, Draft, DraftTraits, ForwardOutput, Int32Array, NoiseStream
@@ -36,7 +36,6 @@ MAX_DEPTH = 256  # no text needs more to be told from another, and a text of one
 MAX_MEMORY_MB = 65536
 MIN_PROB = 0.001
 _OWN = _STORED = ""  # the partition of a request's own text, and of the datastore
-STORE_DEPTH = 4  # longer contexts of a datastore say no more, and each costs memory
 # Nodes are not even looked at where the counts give them less than this share of what would pay: counts may be wrong.
 DISBELIEF = 0.5
 _ORIGINS = ("suffix",) * MAX_K
@@ -185,10 +184,8 @@ class SuffixSource:
         self.policy = options.policy
         self.priors = _priors()
         self._outputs = SuffixIndex(options.depth, options.memory_mb << 20)
-        self._store = SuffixIndex(min(options.depth, STORE_DEPTH), 0)
-        for text in stored_texts:
-            self._store.begin(_STORED)
-            self._store.append(text)
+        ids = np.concatenate(stored_texts) if stored_texts else np.empty(0, np.int32)
+        self._store = NgramTable(ids, [text.size for text in stored_texts])
 
     def open(self, context: DraftContext) -> SuffixDrafter:
         """See `DrafterSource.open`."""
@@ -213,11 +210,11 @@ class SuffixDrafter:
     Args:
         options: the settings.
         outputs: the index of earlier outputs, to which the request's own is added when it closes if they are shared.
-        store: the index of the datastore.
+        store: the contexts of the datastore.
         context: the request.
     """
 
-    def __init__(self, options: SuffixOptions, outputs: SuffixIndex, store: SuffixIndex, context: DraftContext) -> None:
+    def __init__(self, options: SuffixOptions, outputs: SuffixIndex, store: NgramTable, context: DraftContext) -> None:
         self._k = options.k
         self._min_prob = options.min_prob
         self._is_chain = options.tree == "off"
@@ -230,6 +227,7 @@ class SuffixDrafter:
         self._output: list[int] = []
         shared, stored = _by_length(SHARED_DISCOUNTS), _by_length(STORED_DISCOUNTS)
         self._drafts = SuffixDrafts(
+            self._text,
             [
                 (self._text, _OWN, _by_length(OWN_DISCOUNTS)),
                 (self._outputs, self._partition, shared),
