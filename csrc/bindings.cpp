@@ -13,6 +13,7 @@
 namespace nb = nanobind;
 using namespace forerun;
 
+void bind_control(nb::module_& m);
 void bind_sampling(nb::module_& m);
 void bind_suffix(nb::module_& m);
 
@@ -175,6 +176,7 @@ NB_MODULE(_native, m) {
       .def("set_profiling", &Program::set_profiling)
       .def_prop_ro("profile_s", &Program::profile_s);
 
+  bind_control(m);
   bind_sampling(m);
   bind_suffix(m);
 }
