@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "cpu.h"
+#include "draft_rows.h"
 #include "program.h"
 #include "stream.h"
 
@@ -75,6 +76,18 @@ void forward(Program& program, Vector<int32_t> token_ids, Vector<int32_t> positi
   step.num_table_pages = static_cast<int>(page_tables.shape(1));
   step.logit_rows = logit_rows.data();
   step.num_logit_rows = static_cast<int>(logit_rows.size());
+  nb::gil_scoped_release release;
+  program.forward(step, variant);
+}
+
+// The rows of a sequence's last token, in slot `root`, and of a draft; see engine/batches.py for what each sees.
+void forward_draft(Program& program, int32_t last_id, const std::vector<int32_t>& node_ids,
+                   const std::vector<int32_t>& parents, int32_t root, Vector<int32_t> page_table, int variant) {
+  const DraftRows rows(last_id, node_ids, parents, root);
+  StepArgs step = rows.args();
+  step.page_tables = page_table.data();
+  step.num_seqs = 1;
+  step.num_table_pages = static_cast<int>(page_table.size());
   nb::gil_scoped_release release;
   program.forward(step, variant);
 }
@@ -148,6 +161,8 @@ NB_MODULE(_native, m) {
       .def("forward", &forward, nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
            nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
            nb::arg().noconvert(), nb::arg().noconvert(), nb::arg("variant") = 0)
+      .def("forward_draft", &forward_draft, nb::arg("last_id"), nb::arg("node_ids"), nb::arg("parents"),
+           nb::arg("root"), nb::arg("page_table").noconvert(), nb::arg("variant"))
       .def(
           "logits",
           [](Program& p, size_t num_rows, size_t vocab_size) {

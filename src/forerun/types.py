@@ -6,7 +6,7 @@ Shape legend: M rows of a step, R rows whose logits are wanted, S sequences of a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
@@ -361,6 +361,66 @@ class Batch:
             seq_ids=_SEQUENCE_0[:num_rows] if num_rows <= len(_SEQUENCE_0) else np.zeros(num_rows, np.int32),
             page_tables=page_table.reshape(1, -1),
             logit_rows=logit_rows,
+        )
+
+
+class DraftBatch(Batch):
+    """The rows of a sequence's last token and of a draft, with arrays for those alone who ask for them.
+
+    A step makes one right after a pass that has left nothing else in the processor's caches, where each small array
+    takes far longer than its arithmetic. The native backend fills them in where it reads them.
+
+    Args:
+        last_id: the last token.
+        node_ids: of the draft's nodes.
+        parents: as in `Draft`.
+        root: the last token's slot and position.
+        page_table: [P] int32, of the sequence.
+    """
+
+    __slots__ = ("last_id", "node_ids", "page_table", "parents", "root")
+    last_id: int
+    node_ids: tuple[int, ...]
+    parents: tuple[int, ...]
+    root: int
+    page_table: Int32Array
+
+    def __init__(
+        self, last_id: int, node_ids: tuple[int, ...], parents: tuple[int, ...], root: int, page_table: Int32Array
+    ) -> None:
+        set_field = object.__setattr__
+        set_field(self, "last_id", last_id)
+        set_field(self, "node_ids", node_ids)
+        set_field(self, "parents", parents)
+        set_field(self, "root", root)
+        set_field(self, "page_table", page_table)
+
+    def __getattr__(self, name: str) -> Any:
+        # Only for what isn't set: the first array that anybody asks for.
+        if name not in Batch.__slots__:
+            raise AttributeError(f"a batch has no {name}")
+        spelled_out = self._spelled_out()
+        for field_name in Batch.__slots__:
+            object.__setattr__(self, field_name, getattr(spelled_out, field_name))
+        return getattr(spelled_out, name)
+
+    def _spelled_out(self) -> Batch:
+        token_ids = np.array((self.last_id, *self.node_ids), np.int32)
+        num_rows = len(token_ids)
+        batch = Batch.chain(token_ids, self.root, self.page_table, np.arange(num_rows, dtype=np.int32))
+        if self.parents == CHAIN_PARENTS[: num_rows - 1]:
+            return batch
+        positions, masks = [self.root], [0]
+        for node, parent in enumerate(self.parents):
+            positions.append(positions[1 + parent] + 1)
+            masks.append(masks[1 + parent] | 1 << node)
+        visible_len = np.full(num_rows, self.root + 1, np.int32)
+        return replace(
+            batch,
+            positions=np.array(positions, np.int32),
+            visible_len=visible_len,
+            tail_base=visible_len,
+            tail_mask=np.array(masks, np.uint64),
         )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from forerun.errors import RequestError
 from forerun.kv.pages import PageManager, num_pages_for
-from forerun.types import Int32Array
+from forerun.types import PAGE_TOKENS, Int32Array
 
 
 class Sequence:
@@ -41,6 +41,7 @@ class Sequence:
         self._pages = pages
         self._num_pages = 0
         self._page_table = np.empty(num_pages_for(max_len), np.int32)
+        self._used_pages = self._page_table[:0]
         pages.open(sequence_id)
 
     @property
@@ -61,7 +62,7 @@ class Sequence:
     @property
     def page_table(self) -> Int32Array:
         """[P] int32, the ids of its pages in slot order."""
-        return self._page_table[: self._num_pages]
+        return self._used_pages
 
     def reserve(self, num_slots: int) -> None:
         """Makes sure that slots [0, num_slots) have pages.
@@ -70,9 +71,12 @@ class Sequence:
             RequestError: the cache has too few free pages.
         """
         assert num_slots <= self.max_len
+        if num_slots <= self._num_pages * PAGE_TOKENS:
+            return
         for page in self._pages.extend(self._sequence_id, num_slots):
             self._page_table[self._num_pages] = page
             self._num_pages += 1
+        self._used_pages = self._page_table[: self._num_pages]
 
     def try_reserve(self, num_slots: int) -> bool:
         """Whether slots [0, num_slots) have pages, once those that are missing have been asked for."""

@@ -20,7 +20,7 @@ from forerun.machine import cpu_model
 from forerun.ops.base import AttentionSpec, ExecutorConfig, Ops, Weight
 from forerun.ops.formats import dequantize, in_one_order
 from forerun.ops.recorder import OP_NAMES, Instr, Recorder, Value, assign_buffers
-from forerun.types import PAGE_TOKENS, Batch, Float32Array, ForwardOutput, Int32Array
+from forerun.types import PAGE_TOKENS, Batch, DraftBatch, Float32Array, ForwardOutput, Int32Array
 
 ISA_VARIABLE = "FORERUN_ISA"
 MAX_THREADS = 256
@@ -123,23 +123,29 @@ class NativeExecutor:
             EngineFault: the batch points outside the cache or the vocabulary, or activations are not finite.
         """
         try:
-            self.program.forward(
-                batch.token_ids,
-                batch.positions,
-                batch.slots,
-                batch.visible_len,
-                batch.tail_base,
-                batch.tail_mask,
-                batch.seq_ids,
-                batch.page_tables,
-                batch.logit_rows,
-                self._variant,
-            )
+            if isinstance(batch, DraftBatch):
+                num_logits = 1 + len(batch.node_ids)
+                self.program.forward_draft(
+                    batch.last_id, batch.node_ids, batch.parents, batch.root, batch.page_table, self._variant
+                )
+            else:
+                num_logits = batch.logit_rows.size
+                self.program.forward(
+                    batch.token_ids,
+                    batch.positions,
+                    batch.slots,
+                    batch.visible_len,
+                    batch.tail_base,
+                    batch.tail_mask,
+                    batch.seq_ids,
+                    batch.page_tables,
+                    batch.logit_rows,
+                    self._variant,
+                )
         except (ValueError, RuntimeError) as error:
             raise EngineFault(f"a target pass failed: {error}") from error
         except TypeError as error:
             raise EngineFault("a target pass failed: an array of the batch has another type or rank") from error
-        num_logits = batch.logit_rows.size
         return ForwardOutput(self.program.logits(num_logits, self.vocab_size), self.program.argmax(num_logits))
 
     def variant(self, build: Callable[[Ops[Any]], Any]) -> NativeExecutor:
