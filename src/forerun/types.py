@@ -24,6 +24,7 @@ FinishReason = Literal["stop", "length"]
 VerifyRule = Literal["coupled", "token", "block", "rrsw", "traversal"]
 NoiseStream = Literal["shared", "draft"]
 Pruning = Literal["any", "prefix_only"]
+_STREAMS, _PRUNINGS = get_args(NoiseStream), get_args(Pruning)
 NextKind = Literal["plain", "bonus", "correction"]
 
 PAGE_TOKENS = 16  # tokens per KV page; kernels know the same number
@@ -250,7 +251,7 @@ class Draft:
             raise EngineFault("a draft node precedes its parent")
         if not self.with_replacement and len(set(zip(self.parents, self.token_ids, strict=True))) != n:
             raise EngineFault("two siblings of a draft propose the same token")
-        if self.stream not in get_args(NoiseStream) or self.pruning not in get_args(Pruning):
+        if self.stream not in _STREAMS or self.pruning not in _PRUNINGS:
             raise EngineFault(f"a draft of stream {self.stream!r} and pruning {self.pruning!r} has no meaning")
 
 

@@ -29,6 +29,10 @@ class Sequence:
         prompt_token_ids: the prompt, not empty.
         max_len: tokens of prompt and output at most; more than the prompt has.
         pages: where the slots come from; `close` gives them back.
+
+    Attributes:
+        token_ids: of prompt and output.
+        committed_len: how many they are.
     """
 
     def __init__(self, sequence_id: int, prompt_token_ids: Tokens[int], max_len: int, pages: PageManager) -> None:
@@ -37,6 +41,7 @@ class Sequence:
         self.num_prompt_tokens = len(prompt_token_ids)
         self.max_len = max_len
         self.cached_len = 0
+        self.committed_len = len(prompt_token_ids)
         self._sequence_id = sequence_id
         self._pages = pages
         self._num_pages = 0
@@ -45,19 +50,14 @@ class Sequence:
         pages.open(sequence_id)
 
     @property
-    def committed_len(self) -> int:
-        """Tokens of prompt and output."""
-        return len(self.token_ids)
-
-    @property
     def num_output_tokens(self) -> int:
         """Tokens that were emitted."""
-        return len(self.token_ids) - self.num_prompt_tokens
+        return self.committed_len - self.num_prompt_tokens
 
     @property
     def remaining_len(self) -> int:
         """Tokens that may still be emitted."""
-        return self.max_len - len(self.token_ids)
+        return self.max_len - self.committed_len
 
     @property
     def page_table(self) -> Int32Array:
@@ -100,6 +100,7 @@ class Sequence:
         assert self.cached_len == self.committed_len
         assert num_cached <= len(token_ids) <= self.remaining_len
         self.cached_len += num_cached
+        self.committed_len += len(token_ids)
         self.token_ids.extend(token_ids)
 
     def close(self) -> None:

@@ -21,7 +21,8 @@ def verify(draft: Draft, law_at: LawAt, sampler: RowSampler, key: int, committed
     All children of a walked node count as tested. A test's score is the race score of its token, None where p is 0 or
     the law keeps a single id (greedy).
     """
-    children = children_by_parent(draft)
+    num_nodes = draft.num_nodes
+    children = None if draft.is_chain else children_by_parent(draft)
     accepted: list[int] = []
     tests: list[NodeTest] = []
     node = -1
@@ -29,7 +30,7 @@ def verify(draft: Draft, law_at: LawAt, sampler: RowSampler, key: int, committed
         pos = committed_len + len(accepted)
         law = law_at(node)
         race = sampler.sample(law, key, pos)
-        candidates = children.get(node, ())
+        candidates = range(node + 1, min(node + 2, num_nodes)) if children is None else children.get(node, ())
         node = -1
         for child in candidates:
             token_id = draft.token_ids[child]
