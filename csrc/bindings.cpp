@@ -165,15 +165,20 @@ NB_MODULE(_native, m) {
            nb::arg("root"), nb::arg("page_table").noconvert(), nb::arg("variant"))
       .def(
           "logits",
-          [](Program& p, size_t num_rows, size_t vocab_size) {
+          [](Program& p) {
+            const size_t num_rows = static_cast<size_t>(p.logits_capacity());
+            const size_t vocab_size = static_cast<size_t>(p.geometry().vocab_size);
             const int64_t stride = p.logit_stride();
             return nb::ndarray<nb::numpy, const float, nb::ndim<2>>(p.logits(), {num_rows, vocab_size}, nb::handle(),
                                                                    {stride, 1});
           },
-          nb::rv_policy::reference_internal, "A view of the last pass's logits, valid until the next pass.")
+          nb::rv_policy::reference_internal,
+          "A view of as many rows as there is room for; each pass writes those in front, until there is more room.")
+      .def_prop_ro("logits_capacity", &Program::logits_capacity)
       .def(
           "argmax",
-          [](Program& p, size_t num_rows) {
+          [](Program& p) {
+            const size_t num_rows = static_cast<size_t>(p.geometry().max_rows);
             return nb::ndarray<nb::numpy, const int32_t, nb::ndim<1>>(p.argmax(), {num_rows}, nb::handle());
           },
           nb::rv_policy::reference_internal)

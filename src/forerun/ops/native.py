@@ -108,6 +108,8 @@ class NativeExecutor:
             self._packer = _Packer(self.program)
             _emit(self.program, self._packer, recorder.instrs)
             self._packer.seal()
+            # Views that are kept: making one takes longer than all else that is done around a pass.
+            self._logits, self._argmax = self.program.logits(), self.program.argmax()
         except ValueError as error:
             raise LoadError(f"the native backend can't run this architecture: {error}") from error
         except MemoryError as error:
@@ -146,7 +148,9 @@ class NativeExecutor:
             raise EngineFault(f"a target pass failed: {error}") from error
         except TypeError as error:
             raise EngineFault("a target pass failed: an array of the batch has another type or rank") from error
-        return ForwardOutput(self.program.logits(num_logits, self.vocab_size), self.program.argmax(num_logits))
+        if self.program.logits_capacity != len(self._logits):
+            self._logits = self.program.logits()
+        return ForwardOutput(self._logits[:num_logits], self._argmax[:num_logits])
 
     def variant(self, build: Callable[[Ops[Any]], Any]) -> NativeExecutor:
         """See `Executor.variant`. It is a list of instructions more of the same program."""
