@@ -80,16 +80,21 @@ void forward(Program& program, Vector<int32_t> token_ids, Vector<int32_t> positi
   program.forward(step, variant);
 }
 
-// The rows of a sequence's last token, in slot `root`, and of a draft; see engine/batches.py for what each sees.
-void forward_draft(Program& program, int32_t last_id, const std::vector<int32_t>& node_ids,
+// The rows of a sequence's last token, in slot `root`, and of a draft; returns each row's argmax.
+nb::list forward_draft(Program& program, int32_t last_id, const std::vector<int32_t>& node_ids,
                    const std::vector<int32_t>& parents, int32_t root, Vector<int32_t> page_table, int variant) {
   const DraftRows rows(last_id, node_ids, parents, root);
   StepArgs step = rows.args();
   step.page_tables = page_table.data();
   step.num_seqs = 1;
   step.num_table_pages = static_cast<int>(page_table.size());
-  nb::gil_scoped_release release;
-  program.forward(step, variant);
+  {
+    nb::gil_scoped_release release;
+    program.forward(step, variant);
+  }
+  nb::list argmax;
+  for (int row = 0; row < step.num_logit_rows; row++) argmax.append(program.argmax()[row]);
+  return argmax;
 }
 
 double stream_read(int num_threads, size_t num_bytes) {

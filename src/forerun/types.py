@@ -452,6 +452,12 @@ class ForwardOutput:
     logits: Float32Array
     argmax: Int32Array
 
+    @property
+    def argmax_ids(self) -> list[int]:
+        """The same as a list."""
+        ids: list[int] = self.argmax.tolist()
+        return ids
+
 
 # Why a step drafted what it did: `fixed` nodes were asked for whatever they cost, `pays` and `plain` answer what was
 # proposed, `probe` refreshes what is known of a drafter that doesn't pay, `silent` had no proposal, `resting` asked
