@@ -10,8 +10,13 @@ never grows along a path, so the first N nodes by s are a tree for every N, and 
 dearer in steps, not evenly.
 
 `Candidates` grow by merging proposals: nodes of one parent and one token are one node, which keeps the larger rate and
-whose that is. Siblings exclude each other, so together they are emitted with at most 1.
+whose that is. Siblings exclude each other, so together they are emitted with at most 1. Nodes of a fixed proposal come
+first and are verified whatever they cost; `choose` takes them alone where there are no costs or `takes_paying` is off.
+It returns token ids and parents of the chosen nodes, for each its proposal (they count from 0) and its index there, the
+number of candidates, that of fixed ones, and the tokens that are expected of the step.
 
+>>> from forerun.control.acceptance import AcceptanceTable, RequestRates
+>>> from forerun.control.cost import CostCurve, StepCosts
 >>> rates = RequestRates(AcceptanceTable((0.9, 0.1)))
 >>> candidates = Candidates()
 >>> candidates.merge((5, 6, 7), (-1, 0, -1), (0, 0, 1), False, rates)
@@ -26,8 +31,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forerun._native import Candidates
-from forerun.control.acceptance import AcceptanceTable, RequestRates
-from forerun.control.cost import CostCurve, StepCosts
 
 __all__ = ["Candidates", "least_survival"]
 

@@ -236,4 +236,3 @@ class Planner:
             return (0.0,), True
         rows = range(1, max_nodes + 1)
         return [price * (lane.step_s + max(seconds[m + 1] - seconds[m], 0.0)) for m in rows], False
-

@@ -34,6 +34,7 @@ class ArgmaxLaws:
         self.ids = ids
 
     def __call__(self, node: int) -> Law:
+        """The law after a node, -1 being the root."""
         return Law.point(self.ids[1 + node])
 
 
