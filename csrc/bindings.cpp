@@ -7,12 +7,14 @@
 #include <nanobind/stl/vector.h>
 
 #include "cpu.h"
+#include "draft_rows.h"
 #include "program.h"
 #include "stream.h"
 
 namespace nb = nanobind;
 using namespace forerun;
 
+void bind_control(nb::module_& m);
 void bind_sampling(nb::module_& m);
 void bind_suffix(nb::module_& m);
 
@@ -76,6 +78,23 @@ void forward(Program& program, Vector<int32_t> token_ids, Vector<int32_t> positi
   step.num_logit_rows = static_cast<int>(logit_rows.size());
   nb::gil_scoped_release release;
   program.forward(step, variant);
+}
+
+// The rows of a sequence's last token, in slot `root`, and of a draft; returns each row's argmax.
+nb::list forward_draft(Program& program, int32_t last_id, const std::vector<int32_t>& node_ids,
+                   const std::vector<int32_t>& parents, int32_t root, Vector<int32_t> page_table, int variant) {
+  const DraftRows rows(last_id, node_ids, parents, root);
+  StepArgs step = rows.args();
+  step.page_tables = page_table.data();
+  step.num_seqs = 1;
+  step.num_table_pages = static_cast<int>(page_table.size());
+  {
+    nb::gil_scoped_release release;
+    program.forward(step, variant);
+  }
+  nb::list argmax;
+  for (int row = 0; row < step.num_logit_rows; row++) argmax.append(program.argmax()[row]);
+  return argmax;
 }
 
 double stream_read(int num_threads, size_t num_bytes) {
@@ -147,17 +166,24 @@ NB_MODULE(_native, m) {
       .def("forward", &forward, nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
            nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
            nb::arg().noconvert(), nb::arg().noconvert(), nb::arg("variant") = 0)
+      .def("forward_draft", &forward_draft, nb::arg("last_id"), nb::arg("node_ids"), nb::arg("parents"),
+           nb::arg("root"), nb::arg("page_table").noconvert(), nb::arg("variant"))
       .def(
           "logits",
-          [](Program& p, size_t num_rows, size_t vocab_size) {
+          [](Program& p) {
+            const size_t num_rows = static_cast<size_t>(p.logits_capacity());
+            const size_t vocab_size = static_cast<size_t>(p.geometry().vocab_size);
             const int64_t stride = p.logit_stride();
             return nb::ndarray<nb::numpy, const float, nb::ndim<2>>(p.logits(), {num_rows, vocab_size}, nb::handle(),
                                                                    {stride, 1});
           },
-          nb::rv_policy::reference_internal, "A view of the last pass's logits, valid until the next pass.")
+          nb::rv_policy::reference_internal,
+          "A view of as many rows as there is room for; each pass writes those in front, until there is more room.")
+      .def_prop_ro("logits_capacity", &Program::logits_capacity)
       .def(
           "argmax",
-          [](Program& p, size_t num_rows) {
+          [](Program& p) {
+            const size_t num_rows = static_cast<size_t>(p.geometry().max_rows);
             return nb::ndarray<nb::numpy, const int32_t, nb::ndim<1>>(p.argmax(), {num_rows}, nb::handle());
           },
           nb::rv_policy::reference_internal)
@@ -175,6 +201,7 @@ NB_MODULE(_native, m) {
       .def("set_profiling", &Program::set_profiling)
       .def_prop_ro("profile_s", &Program::profile_s);
 
+  bind_control(m);
   bind_sampling(m);
   bind_suffix(m);
 }

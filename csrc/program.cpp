@@ -29,7 +29,7 @@ Program::Program(const Geometry& geometry, int num_threads, const KernelTable& k
     kv_.push_back(kv);
   }
   profile_s_.assign(kNumOps, 0.0);
-  argmax_.reserve(static_cast<size_t>(g.max_rows));  // never moves: callers hold views of it
+  argmax_.resize(static_cast<size_t>(g.max_rows));  // never moves: callers hold views of it
 }
 
 int Program::add_rope(const std::vector<double>& inv_freq, double magnitude) {

@@ -109,10 +109,13 @@ class Program {
   // One pass of a list. Throws std::invalid_argument for arrays that point outside, std::runtime_error for non-finite
   // activations.
   void forward(const StepArgs& step, int variant = 0);
+  const Geometry& geometry() const { return geometry_; }
   // Floats from one row of logits to the next.
   int logit_stride() const { return round_up(geometry_.vocab_size, kTileRows) + kTileRows; }
+  // Valid until logits_capacity grows, with the rows of the last pass in front.
   const float* logits() const { return logits_.get(); }
-  const int32_t* argmax() const { return argmax_.data(); }
+  int logits_capacity() const { return static_cast<int>(logits_capacity_ / static_cast<size_t>(logit_stride())); }
+  const int32_t* argmax() const { return argmax_.data(); }  // [max_rows]
 
   // Copies slots src[i] to dst[i] of one sequence, in order, in every layer.
   void move_slots(const int32_t* page_table, int num_table_pages, const int32_t* src, const int32_t* dst, int count);

@@ -181,7 +181,6 @@ void Program::plan(const StepArgs& s) {
     if (logits_) outgrown_logits_.push_back(std::move(logits_));
     logits_ = Array<float>(logits_capacity_);
   }
-  argmax_.resize(static_cast<size_t>(s.num_logit_rows));
   for (ThreadScratch& t : scratch_) t.best.resize(static_cast<size_t>(s.num_logit_rows));
   non_finite_.store(kAllFinite);
 }

@@ -6,7 +6,7 @@ Shape legend: M rows of a step, R rows whose logits are wanted, S sequences of a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
@@ -24,6 +24,7 @@ FinishReason = Literal["stop", "length"]
 VerifyRule = Literal["coupled", "token", "block", "rrsw", "traversal"]
 NoiseStream = Literal["shared", "draft"]
 Pruning = Literal["any", "prefix_only"]
+_STREAMS, _PRUNINGS = get_args(NoiseStream), get_args(Pruning)
 NextKind = Literal["plain", "bonus", "correction"]
 
 PAGE_TOKENS = 16  # tokens per KV page; kernels know the same number
@@ -250,7 +251,7 @@ class Draft:
             raise EngineFault("a draft node precedes its parent")
         if not self.with_replacement and len(set(zip(self.parents, self.token_ids, strict=True))) != n:
             raise EngineFault("two siblings of a draft propose the same token")
-        if self.stream not in get_args(NoiseStream) or self.pruning not in get_args(Pruning):
+        if self.stream not in _STREAMS or self.pruning not in _PRUNINGS:
             raise EngineFault(f"a draft of stream {self.stream!r} and pruning {self.pruning!r} has no meaning")
 
 
@@ -364,6 +365,66 @@ class Batch:
         )
 
 
+class DraftBatch(Batch):
+    """The rows of a sequence's last token and of a draft, with arrays for those alone who ask for them.
+
+    A step makes one right after a pass that has left nothing else in the processor's caches, where each small array
+    takes far longer than its arithmetic. The native backend fills them in where it reads them.
+
+    Args:
+        last_id: the last token.
+        node_ids: of the draft's nodes.
+        parents: as in `Draft`.
+        root: the last token's slot and position.
+        page_table: [P] int32, of the sequence.
+    """
+
+    __slots__ = ("last_id", "node_ids", "page_table", "parents", "root")
+    last_id: int
+    node_ids: tuple[int, ...]
+    parents: tuple[int, ...]
+    root: int
+    page_table: Int32Array
+
+    def __init__(
+        self, last_id: int, node_ids: tuple[int, ...], parents: tuple[int, ...], root: int, page_table: Int32Array
+    ) -> None:
+        set_field = object.__setattr__
+        set_field(self, "last_id", last_id)
+        set_field(self, "node_ids", node_ids)
+        set_field(self, "parents", parents)
+        set_field(self, "root", root)
+        set_field(self, "page_table", page_table)
+
+    def __getattr__(self, name: str) -> Any:
+        # Only for what isn't set: the first array that anybody asks for.
+        if name not in Batch.__slots__:
+            raise AttributeError(f"a batch has no {name}")
+        spelled_out = self._spelled_out()
+        for field_name in Batch.__slots__:
+            object.__setattr__(self, field_name, getattr(spelled_out, field_name))
+        return getattr(spelled_out, name)
+
+    def _spelled_out(self) -> Batch:
+        token_ids = np.array((self.last_id, *self.node_ids), np.int32)
+        num_rows = len(token_ids)
+        batch = Batch.chain(token_ids, self.root, self.page_table, np.arange(num_rows, dtype=np.int32))
+        if self.parents == CHAIN_PARENTS[: num_rows - 1]:
+            return batch
+        positions, masks = [self.root], [0]
+        for node, parent in enumerate(self.parents):
+            positions.append(positions[1 + parent] + 1)
+            masks.append(masks[1 + parent] | 1 << node)
+        visible_len = np.full(num_rows, self.root + 1, np.int32)
+        return replace(
+            batch,
+            positions=np.array(positions, np.int32),
+            visible_len=visible_len,
+            tail_base=visible_len,
+            tail_mask=np.array(masks, np.uint64),
+        )
+
+
 def _slots(start: int, end: int) -> Int32Array:
     """[start, end) as an array, for most texts a part of one that is there: steps are many, and each needs a few."""
     return _SLOTS[start:end] if end <= len(_SLOTS) else np.arange(start, end, dtype=np.int32)
@@ -390,6 +451,12 @@ class ForwardOutput:
 
     logits: Float32Array
     argmax: Int32Array
+
+    @property
+    def argmax_ids(self) -> list[int]:
+        """The same as a list."""
+        ids: list[int] = self.argmax.tolist()
+        return ids
 
 
 # Why a step drafted what it did: `fixed` nodes were asked for whatever they cost, `pays` and `plain` answer what was

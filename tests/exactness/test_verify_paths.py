@@ -7,13 +7,13 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from forerun.sampling import make_sampler
+from forerun.sampling import SamplerBackend, make_sampler
 from forerun.sampling.distribution import Law, RowSampler
 from forerun.sampling.drafting import draft_from_own, draft_from_shared
 from forerun.sampling.math64 import lane_sum
 from forerun.sampling.noise import Stream
 from forerun.types import Draft
-from forerun.verify import RULES, block, coupled, rounds, traversal
+from forerun.verify import RULES, ArgmaxLaws, block, coupled, rounds, traversal
 
 NUM_EMITTED = 5
 Tokens = tuple[int, ...]
@@ -107,6 +107,27 @@ def run_cases(num_cases: int, backend: str) -> int:
         assert tokens == plain(model, sampler, key), f"case {case}"
         num_accepted += accepted
     return num_accepted
+
+
+@pytest.mark.parametrize("backend", ["native", "numpy"])
+def test_a_greedy_verdict_is_that_of_its_laws(backend: SamplerBackend) -> None:
+    """Chains and trees, some nodes with a law of their own, some siblings equal."""
+    rng = np.random.default_rng(5)
+    sampler = make_sampler(3, backend)
+    accepted = set()
+    for _ in range(2000):
+        num_nodes, is_chain = int(rng.integers(0, 9)), bool(rng.integers(2))
+        parents = tuple(node - 1 if is_chain else int(rng.integers(-1, node)) for node in range(num_nodes))
+        token_ids = tuple(rng.integers(0, 3, num_nodes).tolist())
+        q_rows = tuple(rng.dirichlet(np.ones(3)) if rng.integers(2) else None for _ in parents)
+        draft = Draft(token_ids, parents, ("test",) * num_nodes, q_rows, with_replacement=True)
+        ids = rng.integers(0, 3, 1 + num_nodes).tolist()
+        laws = [Law.point(token_id) for token_id in ids]
+        got = coupled.verify(draft, ArgmaxLaws(ids), sampler, 1, 10)
+        assert got == coupled.verify(draft, lambda node, laws=laws: laws[1 + node], sampler, 1, 10)  # type: ignore[misc]
+        assert [ArgmaxLaws(ids)(node).only_id for node in range(-1, num_nodes)] == ids
+        accepted.add(len(got.accepted))
+    assert accepted >= {0, 1, 2, 3}
 
 
 def test_coupled_path_equals_plain_decoding_in_20000_cases() -> None:

@@ -1,23 +1,55 @@
 """Merging proposals and choosing nodes, against trying every set of nodes."""
 
+from __future__ import annotations
+
 import itertools
 import random
+from collections.abc import Sequence
 
 import pytest
 
-from forerun.control.candidates import Candidates, by_survival, choose_count
-from forerun.drafters.base import Proposal
-from forerun.types import Draft
+from forerun.control.acceptance import AcceptanceTable, RequestRates
+from forerun.control.candidates import Candidates
+from forerun.control.cost import CostCurve, StepCosts
+
+# Token ids, parents, and each node's acceptance given its parent's.
+Nodes = tuple[Sequence[int], Sequence[int], Sequence[float]]
+Path = tuple[int, ...]
 
 
-def proposal(token_ids: list[int], parents: list[int], origin: str = "a") -> Proposal:
-    n = len(token_ids)
-    draft = Draft(tuple(token_ids), tuple(parents), (origin,) * n, (None,) * n)
-    draft.check_integrity()
-    return Proposal(draft, tuple(range(n)))
+def merged(*proposals: Nodes, fixed: int = -1) -> Candidates:
+    """The candidates of some proposals, of which one may be fixed."""
+    candidates = Candidates()
+    for i, (token_ids, parents, rates) in enumerate(proposals):
+        own = RequestRates(AcceptanceTable(rates))
+        candidates.merge(token_ids, parents, range(len(token_ids)), i == fixed, own)
+    return candidates
 
 
-def random_proposal(rng: random.Random, origin: str, num_nodes: int) -> Proposal:
+def paths(token_ids: Sequence[int], parents: Sequence[int]) -> list[Path]:
+    """Each node's tokens from the root."""
+    out: list[Path] = []
+    for token_id, parent in zip(token_ids, parents, strict=True):
+        out.append((*(out[parent] if parent >= 0 else ()), token_id))
+    return out
+
+
+def costs_of(seconds: Sequence[float]) -> StepCosts:
+    """Costs of 1, 2, ... rows, and no overhead worth mentioning."""
+    return StepCosts(CostCurve(tuple(range(1, len(seconds) + 1)), tuple(1e3 * s for s in seconds), 0, 0.0, 0.0))
+
+
+def chosen(candidates: Candidates, seconds: Sequence[float], price: float) -> int:
+    return len(candidates.choose(len(seconds) - 1, True, costs_of(seconds), 0, 1e-3 * price)[0])
+
+
+def everything(candidates: Candidates) -> dict[Path, int]:
+    """The path of every node, and the proposal whose it is."""
+    token_ids, parents, owners, *_ = candidates.choose(64, True, costs_of([1.0] * 64), 0, 0.0)
+    return dict(zip(paths(token_ids, parents), owners, strict=True))
+
+
+def random_nodes(rng: random.Random, num_nodes: int) -> Nodes:
     token_ids: list[int] = []
     parents: list[int] = []
     while len(token_ids) < num_nodes:
@@ -25,91 +57,77 @@ def random_proposal(rng: random.Random, origin: str, num_nodes: int) -> Proposal
         if (parent, token_id) not in zip(parents, token_ids, strict=True):
             token_ids.append(token_id)
             parents.append(parent)
-    return proposal(token_ids, parents, origin)
-
-
-def paths(draft: Draft) -> dict[tuple[int, ...], str]:
-    """Each node's tokens from the root, with its origin."""
-    out: list[tuple[int, ...]] = []
-    for node, token_id in enumerate(draft.token_ids):
-        parent = draft.parents[node]
-        out.append((*(out[parent] if parent >= 0 else ()), token_id))
-    return dict(zip(out, draft.origins, strict=True))
-
-
-def merged(*proposals: tuple[Proposal, list[float]], is_fixed: bool = False) -> Candidates:
-    candidates = Candidates()
-    for item, rates in proposals:
-        candidates.merge(item, is_fixed, rates.__getitem__)
-    return candidates
+    return token_ids, parents, [rng.uniform(0.01, 0.99) for _ in token_ids]
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_merging_is_the_union_of_paths(seed: int) -> None:
+def test_merging_is_the_union_of_paths_and_each_node_is_whose_is_surer(seed: int) -> None:
     rng = random.Random(seed)
-    one, two = random_proposal(rng, "one", rng.randrange(8)), random_proposal(rng, "two", rng.randrange(8))
-    rates = [[rng.random() for _ in range(8)] for _ in range(2)]
-    candidates = merged((one, rates[0]), (two, rates[1]))
-    whole = candidates.draft_of(range(len(candidates.token_ids)), "shared")
-    whole.check_integrity()
-    assert set(paths(whole)) == set(paths(one.draft)) | set(paths(two.draft))
-    for node, path in enumerate(paths(whole)):
-        known = [rates[i][list(paths(p.draft)).index(path)] for i, p in enumerate((one, two)) if path in paths(p.draft)]
-        assert candidates.rates[node] == max(known)
+    proposals = [random_nodes(rng, rng.randrange(8)) for _ in range(2)]
+    of = [dict(zip(paths(token_ids, parents), rates, strict=True)) for token_ids, parents, rates in proposals]
+    owners = everything(merged(*proposals))
+    assert set(owners) == of[0].keys() | of[1].keys()
+    for path, owner in owners.items():
+        assert of[owner][path] == max(rates[path] for rates in of if path in rates)
 
 
 def test_a_node_belongs_to_who_is_surer() -> None:
-    one, two = proposal([5, 6], [-1, 0], "one"), proposal([5, 7], [-1, 0], "two")
-    candidates = merged((one, [0.3, 0.5]), (two, [0.6, 0.2]))
-    assert paths(candidates.draft_of(range(3), "shared")) == {(5,): "two", (5, 6): "one", (5, 7): "two"}
+    candidates = merged(([5, 6], [-1, 0], [0.3, 0.5]), ([5, 7], [-1, 0], [0.6, 0.2]))
+    assert everything(candidates) == {(5,): 1, (5, 6): 0, (5, 7): 1}
 
 
 def test_siblings_never_have_more_than_one_together() -> None:
-    candidates = merged((proposal([1, 2, 3, 9], [-1, -1, -1, 0]), [0.9, 0.9, 0.2, 0.5]))
-    survivals = candidates.survivals()
-    assert sum(survivals[:3]) == pytest.approx(1.0)
-    assert survivals[3] == pytest.approx(0.9 / 2.0 * 0.5)
-    assert merged((proposal([1, 2], [-1, -1]), [0.5, 0.2])).survivals() == [0.5, 0.2]
+    def tokens(*nodes: Nodes) -> float:
+        return merged(*nodes).choose(64, True, costs_of([1.0] * 64), 0, 0.0)[-1]
+
+    assert tokens(([1, 2, 3], [-1, -1, -1], [0.9, 0.9, 0.2])) == pytest.approx(2.0)
+    assert tokens(([1, 2, 3, 9], [-1, -1, -1, 0], [0.9, 0.9, 0.2, 0.5])) == pytest.approx(2.0 + 0.9 / 2.0 * 0.5)
+    assert tokens(([1, 2], [-1, -1], [0.5, 0.2])) == pytest.approx(1.7)
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_choice_is_the_best_tree_there_is(seed: int) -> None:
     """For costs that depend on the number of rows alone, no set of nodes that is a tree is worth more."""
     rng = random.Random(seed)
-    item = random_proposal(rng, "a", rng.randrange(1, 9))
-    n = item.draft.num_nodes
-    candidates = merged((item, [rng.random() for _ in range(n)]))
-    survivals = candidates.survivals()
-    seconds = [0.0, *itertools.accumulate(rng.choice([0.0, 0.05, 0.3, 0.6]) for _ in range(n + 1))]
+    token_ids, parents, rates = random_nodes(rng, rng.randrange(1, 9))
+    n = len(token_ids)
+    totals = [sum(r for r, p in zip(rates, parents, strict=True) if p == parent) for parent in range(-1, n)]
+    survivals: list[float] = []
+    for rate, parent in zip(rates, parents, strict=True):
+        survivals.append((survivals[parent] if parent >= 0 else 1.0) * rate / max(1.0, totals[1 + parent]))
+    seconds = [1.0, *itertools.accumulate((rng.choice([0.0, 0.05, 0.3, 0.6]) for _ in range(n)), initial=1.0)][1:]
     price = rng.uniform(0.2, 2.0)
-    order, num_fixed = by_survival(candidates, survivals)
-    assert num_fixed == 0
-    count = choose_count([survivals[node] for node in order], 0, seconds, price)
 
-    def value(nodes: tuple[int, ...]) -> float:
-        return sum(survivals[node] for node in nodes) - price * seconds[1 + len(nodes)]
+    def value(nodes: Sequence[int]) -> float:
+        return sum(survivals[node] for node in nodes) - price * seconds[len(nodes)]
 
     best = max(
         value(nodes)
         for size in range(n + 1)
         for nodes in itertools.combinations(range(n), size)
-        if all(item.draft.parents[node] in (-1, *nodes) for node in nodes)
+        if all(parents[node] in (-1, *nodes) for node in nodes)
     )
-    assert value(tuple(order[:count])) == pytest.approx(best)
-    candidates.draft_of(order[:count], "shared").check_integrity()
+    choice = merged((token_ids, parents, rates)).choose(n, True, costs_of(seconds), 0, 1e-3 * price)
+    assert value(choice[3]) == pytest.approx(best, abs=1e-6)
+    assert choice[-1] == pytest.approx(1.0 + sum(survivals[node] for node in choice[3]))
+    assert paths(*choice[:2]) == [paths(token_ids, parents)[node] for node in choice[3]]
 
 
 def test_a_dip_in_the_cost_is_found_behind_a_hill() -> None:
-    assert choose_count([0.5, 0.5, 0.5, 0.5], 0, [0.0, 1.0, 2.0, 2.0, 2.0, 2.0], 1.0) == 4
-    assert choose_count([0.5, 0.4], 0, [0.0, 1.0, 2.0, 2.0], 1.0) == 0
+    chain = ([1, 2, 3, 4], [-1, 0, 1, 2], [0.5, 0.99, 0.99, 0.99])
+    assert chosen(merged(chain), [1.0, 2.0, 2.0, 2.0, 2.0], 1.0) == 4
+    assert chosen(merged(([1, 2], [-1, 0], [0.5, 0.8])), [1.0, 2.0, 2.0], 1.0) == 0
 
 
 def test_fixed_nodes_come_first_and_stay() -> None:
-    candidates = merged((proposal([1, 2], [-1, -1]), [0.9, 0.8]))
-    candidates.merge(proposal([3, 4], [-1, 0], "b"), True, [0.01, 0.01].__getitem__)
-    survivals = candidates.survivals()
-    order, num_fixed = by_survival(candidates, survivals)
-    assert (order[:2], num_fixed) == ([2, 3], 2)
-    ordered = [survivals[node] for node in order]
-    assert choose_count(ordered, num_fixed, [0.0, 1.0, 9.0, 99.0, 999.0, 9999.0], 1.0) == 2
-    assert choose_count(ordered, num_fixed, [1.0] * 6, 1.0) == 4
+    both = (([1, 2], [-1, -1], [0.9, 0.05]), ([3, 4], [-1, 0], [0.01, 0.01]))
+    token_ids, parents, owners, nodes, num_nodes, num_fixed, _ = merged(*both, fixed=1).choose(
+        8, True, costs_of([1.0, 9.0, 99.0, 999.0, 9999.0]), 0, 1e-3
+    )
+    assert (token_ids, parents, owners, nodes) == ((3, 4), (-1, 0), (1, 1), (0, 1))
+    assert (num_nodes, num_fixed) == (4, 2)
+    assert chosen(merged(*both, fixed=1), [1.0] * 5, 1.0) == 4
+    # Without costs, or where no other is wanted, they are all there is; and never more than there may be.
+    assert merged(*both, fixed=1).choose(8, True, None, 0, 0.0)[0] == (3, 4)
+    assert merged(*both, fixed=1).choose(8, False, costs_of([1.0] * 5), 0, 1e-3)[0] == (3, 4)
+    assert merged(*both, fixed=1).choose(1, True, costs_of([1.0] * 5), 0, 1e-3)[0] == (3,)

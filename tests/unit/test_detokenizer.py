@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.errors import EngineFault
-from forerun.models.detokenizer import Detokenizer, StopMatcher, TextPiece, TextStream
+from forerun.models.detokenizer import Detokenizer, StopMatcher, TextStream
 from forerun.models.tokenizer import Tokenizer
 from tests.helpers.toy_spm import spm, wordpiece
 from tests.helpers.toy_vocab import TOY
@@ -33,7 +33,9 @@ def grouped(ids: Sequence[int], sizes: Sequence[int]) -> Iterator[Sequence[int]]
 def test_pieces_of_any_ids_join_to_the_full_decode_f027(ids: list[int], sizes: list[int]) -> None:
     for skip_special in (True, False):
         detokenizer = Detokenizer(TOY, skip_special=skip_special)
+        one_by_one = Detokenizer(TOY, skip_special=skip_special)
         pieces = [detokenizer.push(group) for group in grouped(ids, sizes)]
+        assert pieces == ["".join(map(one_by_one.push_token, group)) for group in grouped(ids, sizes)]
         assert "".join(pieces) + detokenizer.finish() == TOY.decode(ids, skip_special)
 
 
@@ -74,8 +76,9 @@ def test_pieces_join_to_the_full_decode_in_every_family_f027_f028(
     toy: Tokenizer, data: st.DataObject, sizes: list[int], skip_special: bool, continues: bool
 ) -> None:
     ids = data.draw(st.lists(st.integers(0, toy.vocab_size - 1), max_size=60))
-    detokenizer = Detokenizer(toy, skip_special=skip_special, continues=continues)
+    detokenizer, one_by_one = (Detokenizer(toy, skip_special=skip_special, continues=continues) for _ in range(2))
     pieces = [detokenizer.push(group) for group in grouped(ids, sizes)] + [detokenizer.finish()]
+    assert pieces[:-1] == ["".join(map(one_by_one.push_token, group)) for group in grouped(ids, sizes)]
     assert "".join(pieces) == toy.decode(ids, skip_special, continues=continues)
 
 
@@ -176,9 +179,8 @@ def test_the_token_that_completes_a_stop_string_is_the_last_f020() -> None:
     text_stream = TextStream(TOY, ["ND of"])
     pieces: list[str] = []
     for token_id in ids:
-        piece = text_stream.push(token_id)
-        pieces.append(piece.text)
-        if piece.is_stopped:
+        pieces.append(text_stream.push(token_id))
+        if text_stream.is_stopped:
             break
     assert "".join(pieces) == "on the E"
     assert TOY.decode(ids[: len(pieces)]) == "on the END of"
@@ -189,14 +191,14 @@ def test_the_token_that_completes_a_stop_string_is_the_last_f020() -> None:
 
 def test_stop_strings_across_split_characters_f027_f029() -> None:
     text_stream = TextStream(TOY, ["👍!"])
-    shown = [text_stream.push(i).text for i in TOY.encode("a👍?👍")]
+    shown = [text_stream.push(i) for i in TOY.encode("a👍?👍")]
     assert "".join(shown) == "a👍?"
     assert text_stream.finish() == "👍"
 
 
 def test_what_is_cut_off_may_end_in_a_replacement_mark() -> None:
     text_stream = TextStream(TOY, ["zz"])
-    assert [text_stream.push(i) for i in TOY.encode("z👍")[:2]] == [TextPiece(""), TextPiece("")]
+    assert [text_stream.push(i) for i in TOY.encode("z👍")[:2]] == ["", ""]
     assert text_stream.finish() == "z\ufffd"
 
 
@@ -204,5 +206,5 @@ def test_a_stream_without_stop_strings_shows_every_character_at_once() -> None:
     rng = random.Random(3)
     ids = [rng.randrange(TOY.vocab_size) for _ in range(300)]
     text_stream, detokenizer = TextStream(TOY), Detokenizer(TOY)
-    assert [text_stream.push(i).text for i in ids] == [detokenizer.push([i]) for i in ids]
+    assert [text_stream.push(i) for i in ids] == [detokenizer.push([i]) for i in ids]
     assert text_stream.finish() == detokenizer.finish()

@@ -1,10 +1,23 @@
+import random
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from forerun.engine.batches import decode_batch, prompt_batch
 from forerun.engine.sequence import Sequence
+from forerun.errors import EngineFault
 from forerun.kv.pages import PageManager
-from forerun.types import Batch, Draft
+from forerun.ops import create_executor
+from forerun.ops.native import NativeExecutor
+from forerun.types import Batch, Draft, DraftBatch
+from tests.helpers.toy_llama import ToyLlama
+
+
+def toy_executor(toy: ToyLlama) -> NativeExecutor:
+    target = create_executor("native", replace(toy.config("f32", 16), num_threads=1), toy.build)
+    assert isinstance(target, NativeExecutor)
+    return target
 
 
 def make(num_prompt: int, max_len: int = 64) -> Sequence:
@@ -101,3 +114,43 @@ def test_pages_come_as_slots_are_reserved() -> None:
     assert sequence.page_table.tolist() == [0, 1, 2]
     sequence.close()
     assert pages.num_free == 8
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_native_backend_fills_in_the_rows_that_the_batch_spells_out(seed: int) -> None:
+    rng = random.Random(seed)
+    toy = ToyLlama()
+    compact, spelled_out = toy_executor(toy), toy_executor(toy)
+    sequence = Sequence(1, [rng.randrange(toy.vocab_size) for _ in range(rng.randrange(1, 40))], 200, PageManager(16))
+    num_nodes, is_chain = rng.choice((0, 1, 5, 20)), rng.random() < 0.4
+    parents = tuple(node - 1 if is_chain else rng.randrange(-1, node) for node in range(num_nodes))
+    token_ids = tuple(rng.randrange(toy.vocab_size) for _ in parents)
+    draft = Draft(token_ids, parents, ("test",) * num_nodes, (None,) * num_nodes)
+    sequence.reserve(sequence.committed_len + num_nodes)
+    for target in (compact, spelled_out):
+        target.forward(prompt_batch(sequence, sequence.committed_len))
+    batch = decode_batch(sequence, draft)
+    got = compact.forward(batch)
+    full = Batch(**{name: getattr(batch, name) for name in Batch.__slots__})
+    expected = spelled_out.forward(full)
+    assert (got.logits == expected.logits).all()
+    assert got.logits.shape == (1 + num_nodes, toy.vocab_size)
+    assert got.argmax.tolist() == got.argmax_ids == expected.argmax_ids
+
+
+def test_rows_that_make_no_sense_are_a_fault() -> None:
+    target = toy_executor(ToyLlama())
+    sequence = make(5)
+    sequence.reserve(16)
+    table = sequence.page_table
+    for node_ids, parents, root, message in (
+        ((1, 2), (-1,), 4, "differ in length"),
+        ((1, 2), (-1, 1), 4, "precedes its parent"),
+        ((1, 2), (-1, -2), 4, "precedes its parent"),
+        ((1,) * 65, tuple(range(-1, 64)), 4, "more than 64 nodes"),
+        ((1,), (-1,), -1, "outside the cache"),
+        ((1,), (-1,), 15, "outside the page table"),
+        ((10**6,), (-1,), 4, "outside the vocabulary"),
+    ):
+        with pytest.raises(EngineFault, match=message):
+            target.forward(DraftBatch(1, node_ids, parents, root, table))

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forerun.control.acceptance import AcceptanceTable, RequestRates
-from forerun.control.candidates import Candidates, by_survival, choose_count, least_survival
+from forerun.control.candidates import Candidates, least_survival
 from forerun.control.cost import StepCosts
 from forerun.control.worth import Worth
 from forerun.drafters.base import NOTHING, Budget, DraftContext, Drafter, DrafterSource, Proposal
 from forerun.errors import EngineFault
-from forerun.types import MAX_DRAFT_NODES, Decision, DecisionReason, Draft, ForwardOutput, NoiseStream, StepTimings
+from forerun.types import MAX_DRAFT_NODES, Decision, DecisionReason, Draft, ForwardOutput, StepTimings
 
 NO_DRAFT = Draft()
 PRICE_SMOOTHING = 1.0 / 32.0
@@ -74,18 +74,23 @@ class _Lane:
         self.num_silent = 0 if proposal.draft.num_nodes else self.num_silent + 1
         return proposal
 
+    def merge(self, proposal: Proposal, is_fixed: bool, candidates: Candidates) -> None:
+        """Adds a proposal to the candidates.
+
+        Raises:
+            EngineFault: a node has a cell that there isn't.
+        """
+        draft = proposal.draft
+        try:
+            candidates.merge(draft.token_ids, draft.parents, proposal.cells, is_fixed, self.rates)
+        except IndexError as error:
+            raise EngineFault(f"drafter {self.source.name}: {error}") from error
+
     def score(self, proposal: Proposal, emitted: Sequence[int]) -> None:
         """Compares a proposal, verified or not, with the tokens that came: what was emitted doesn't depend on it."""
-        depth_of = {-1: 0}  # nodes on the emitted path
-        draft = proposal.draft
-        for node, cell in enumerate(proposal.cells):
-            depth = depth_of.get(draft.parents[node])
-            if depth is None or depth >= len(emitted):
-                continue
-            is_right = draft.token_ids[node] == emitted[depth]
-            self.rates.record(cell, is_right)
-            if is_right:
-                depth_of[node] = depth + 1
+        if proposal.cells:
+            draft = proposal.draft
+            self.rates.score(draft.token_ids, draft.parents, proposal.cells, emitted)
 
 
 class Planner:
@@ -107,6 +112,7 @@ class Planner:
         self._free_minima = _NO_MINIMA
         self._num_plans = 0
         self._worth = Worth()
+        self._candidates = Candidates()
         try:
             for source, table in sources:
                 drafter = source.open(context)
@@ -136,23 +142,45 @@ class Planner:
                 seconds = costs.steps_s(max_nodes + 1, context_len)
                 self._free_minima = (least_survival(seconds, price),) * MAX_DRAFT_NODES
             self._num_plans += 1
-        candidates = Candidates()
-        proposals = []
+        candidates = self._candidates
+        candidates.clear()
+        proposals, spoken = [], []
         is_probe = False
         for lane in self._lanes:
             min_survivals, is_tried = self._min_survivals(lane, max_nodes, seconds, price)
             proposal = lane.propose(len(min_survivals), min_survivals)
             is_probe |= is_tried
             proposals.append(proposal)
-            candidates.merge(proposal, self._must_keep(lane, proposal), lane.rates.rate)
-        if not candidates.num_nodes:
+            if proposal.cells:
+                lane.merge(proposal, self._must_keep(lane, proposal), candidates)
+                spoken.append(proposal.draft)
+        if not spoken:
             silent = Decision("silent", 0, 1.0, plain_s, price)
             return Plan(NO_DRAFT, silent, tuple(proposals), context_len)
-        if costs is not None and seconds is None:
-            seconds = costs.steps_s(min(candidates.num_nodes, max_nodes) + 1, context_len)
-        is_plain_due = costs is not None and costs.is_plain_due
-        draft, decision = _choose(candidates, max_nodes, seconds, price, is_probe, is_plain_due, self._stream)
-        return Plan(self._as_proposed(draft, proposals), decision, tuple(proposals), context_len)
+        takes_paying = costs is not None and not costs.is_plain_due
+        token_ids, parents, owners, nodes, num_proposed, num_fixed, expected_tokens = candidates.choose(
+            max_nodes, takes_paying, costs, context_len, price or 0.0
+        )
+        count = len(token_ids)
+        reason: DecisionReason = "fixed" if count == num_fixed else "probe" if is_probe else "pays"
+        decision = Decision(
+            reason=reason if count else "plain",
+            num_proposed=num_proposed,
+            expected_tokens=expected_tokens,
+            expected_s=costs.step_s(1 + count, context_len) if costs is not None else None,
+            price_tok_per_s=price,
+        )
+        if len(spoken) == 1 and spoken[0].num_nodes == count:
+            # A ratio rule has to know how nodes were drawn and why they are there. Only their drafter can say so, and
+            # only of nodes that weren't merged with others' or chosen among.
+            draft = spoken[0]
+        elif count:
+            origins = tuple([spoken[owner].origins[node] for owner, node in zip(owners, nodes, strict=True)])
+            q_rows = tuple([spoken[owner].q_rows[node] for owner, node in zip(owners, nodes, strict=True)])
+            draft = Draft(token_ids, parents, origins, q_rows, self._stream)
+        else:
+            draft = NO_DRAFT
+        return Plan(draft, decision, tuple(proposals), context_len)
 
     def observe(self, draft: Draft, rows: ForwardOutput) -> None:
         """Shows a target pass to the drafters that read rows."""
@@ -184,23 +212,14 @@ class Planner:
         for lane in self._lanes:
             lane.drafter.close()
 
-    def _as_proposed(self, draft: Draft, proposals: Sequence[Proposal]) -> Draft:
-        """The draft, or the very proposal where that is all of the only one.
-
-        A ratio rule has to know how nodes were drawn and why they are there. Only their drafter can say so, and only of
-        nodes that weren't merged with others' or chosen among.
-        """
-        drafts = [proposal.draft for proposal in proposals if proposal.draft.num_nodes]
-        is_whole = len(drafts) == 1 and drafts[0].num_nodes == draft.num_nodes
-        return drafts[0] if is_whole and self._stream != "shared" else draft
-
     def _must_keep(self, lane: _Lane, proposal: Proposal) -> bool:
         """Whether all of a proposal must be verified.
 
         Where sampled nodes are judged by a ratio, which of them are verified may not depend on what was drawn.
         """
-        is_sampled = any(q_V is not None for q_V in proposal.draft.q_rows)
-        return lane.source.policy == "fixed" or (self._stream != "shared" and is_sampled)
+        if self._stream == "shared" or lane.source.policy == "fixed":
+            return lane.source.policy == "fixed"
+        return any(q_V is not None for q_V in proposal.draft.q_rows)
 
     def _min_survivals(
         self, lane: _Lane, max_nodes: int, seconds: Sequence[float] | None, price: float | None
@@ -217,39 +236,3 @@ class Planner:
             return (0.0,), True
         rows = range(1, max_nodes + 1)
         return [price * (lane.step_s + max(seconds[m + 1] - seconds[m], 0.0)) for m in rows], False
-
-
-def _choose(
-    candidates: Candidates,
-    max_nodes: int,
-    seconds: Sequence[float] | None,
-    price: float | None,
-    is_probe: bool,
-    is_plain_due: bool,
-    stream: NoiseStream,
-) -> tuple[Draft, Decision]:
-    """Of one proposed node or more, those that pay, and those that must be verified anyhow."""
-    num_proposed = candidates.num_nodes
-    survivals = candidates.survivals()
-    order, num_fixed = by_survival(candidates, survivals)
-    ordered = [survivals[node] for node in order]
-    count = min(num_fixed, max_nodes)
-    if seconds is not None and price is not None and not is_plain_due:
-        count = choose_count(ordered, count, seconds, price)
-    expected_s = seconds[1 + count] if seconds is not None else None
-    decision = Decision(
-        reason=_reason(num_fixed, count, is_probe),
-        num_proposed=num_proposed,
-        expected_tokens=1.0 + sum(ordered[:count]),
-        expected_s=expected_s,
-        price_tok_per_s=price,
-    )
-    return (candidates.draft_of(order[:count], stream) if count else NO_DRAFT), decision
-
-
-def _reason(num_fixed: int, count: int, is_probe: bool) -> DecisionReason:
-    if count and count == num_fixed:
-        return "fixed"
-    if count:
-        return "probe" if is_probe else "pays"
-    return "plain"

@@ -12,9 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from forerun.engine.sequence import Sequence
-from forerun.types import MAX_DRAFT_NODES, Batch, Draft
+from forerun.types import Batch, Draft, DraftBatch
 
-_ROWS = np.arange(MAX_DRAFT_NODES + 1, dtype=np.int32)
 _NO_ROWS = np.zeros(0, np.int32)
 
 
@@ -27,29 +26,12 @@ def prompt_batch(sequence: Sequence, end: int) -> Batch:
     return Batch.chain(token_ids, start, sequence.page_table, logit_rows)
 
 
-def decode_batch(sequence: Sequence, draft: Draft) -> Batch:
+def decode_batch(sequence: Sequence, draft: Draft) -> DraftBatch:
     """Rows of the last token and of the draft's nodes, in that order; logits are wanted after each of them."""
-    root = sequence.committed_len - 1
-    num_rows = 1 + draft.num_nodes
-    token_ids = np.array((sequence.token_ids[-1], *draft.token_ids), np.int32)
-    batch = Batch.chain(token_ids, root, sequence.page_table, _ROWS[:num_rows])
-    return batch if draft.is_chain else _with_tree(batch, draft, root)
-
-
-def _with_tree(batch: Batch, draft: Draft, root: int) -> Batch:
-    positions, masks = [root], [0]
-    for node, parent in enumerate(draft.parents):
-        positions.append(positions[1 + parent] + 1)
-        masks.append(masks[1 + parent] | 1 << node)
-    visible_len = np.full(len(positions), root + 1, np.int32)
-    return Batch(
-        token_ids=batch.token_ids,
-        positions=np.array(positions, np.int32),
-        slots=batch.slots,
-        visible_len=visible_len,
-        tail_base=visible_len,
-        tail_mask=np.array(masks, np.uint64),
-        seq_ids=batch.seq_ids,
-        page_tables=batch.page_tables,
-        logit_rows=batch.logit_rows,
+    return DraftBatch(
+        last_id=sequence.token_ids[-1],
+        node_ids=draft.token_ids,
+        parents=draft.parents,
+        root=sequence.committed_len - 1,
+        page_table=sequence.page_table,
     )

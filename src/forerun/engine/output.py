@@ -58,13 +58,20 @@ class Output:
         Returns:
             The emitted tokens, at least one.
         """
+        stream = self._stream
         emitted: list[EmittedToken] = []
         for index, token_id in enumerate(token_ids):
-            text = self._take(token_id)
+            text = ""
+            if token_id in self._end_ids:
+                self.finish_reason = "stop"
+            elif token_id < self._num_text_ids:
+                text = stream.push(token_id)
+                if stream.is_stopped:
+                    self.finish_reason = "stop"
             if self.finish_reason is None and index + 1 == room:
                 self.finish_reason = "length"
             if self.finish_reason is not None:
-                text += self._stream.finish()
+                text += stream.finish()
             logprob = None
             if self._logprobs is not None:
                 logprob = logprob_of(index, token_id)
@@ -74,15 +81,3 @@ class Output:
             if self.finish_reason is not None:
                 break
         return tuple(emitted)
-
-    def _take(self, token_id: int) -> str:
-        """The text that a token makes certain; sets the finish reason where it ends the output."""
-        if token_id in self._end_ids:
-            self.finish_reason = "stop"
-            return ""
-        if token_id >= self._num_text_ids:
-            return ""
-        piece = self._stream.push(token_id)
-        if piece.is_stopped:
-            self.finish_reason = "stop"
-        return piece.text

@@ -8,7 +8,7 @@ import numpy as np
 
 from forerun.errors import RequestError
 from forerun.kv.pages import PageManager, num_pages_for
-from forerun.types import Int32Array
+from forerun.types import PAGE_TOKENS, Int32Array
 
 
 class Sequence:
@@ -29,6 +29,10 @@ class Sequence:
         prompt_token_ids: the prompt, not empty.
         max_len: tokens of prompt and output at most; more than the prompt has.
         pages: where the slots come from; `close` gives them back.
+
+    Attributes:
+        token_ids: of prompt and output.
+        committed_len: how many they are.
     """
 
     def __init__(self, sequence_id: int, prompt_token_ids: Tokens[int], max_len: int, pages: PageManager) -> None:
@@ -37,31 +41,28 @@ class Sequence:
         self.num_prompt_tokens = len(prompt_token_ids)
         self.max_len = max_len
         self.cached_len = 0
+        self.committed_len = len(prompt_token_ids)
         self._sequence_id = sequence_id
         self._pages = pages
         self._num_pages = 0
         self._page_table = np.empty(num_pages_for(max_len), np.int32)
+        self._used_pages = self._page_table[:0]
         pages.open(sequence_id)
-
-    @property
-    def committed_len(self) -> int:
-        """Tokens of prompt and output."""
-        return len(self.token_ids)
 
     @property
     def num_output_tokens(self) -> int:
         """Tokens that were emitted."""
-        return len(self.token_ids) - self.num_prompt_tokens
+        return self.committed_len - self.num_prompt_tokens
 
     @property
     def remaining_len(self) -> int:
         """Tokens that may still be emitted."""
-        return self.max_len - len(self.token_ids)
+        return self.max_len - self.committed_len
 
     @property
     def page_table(self) -> Int32Array:
         """[P] int32, the ids of its pages in slot order."""
-        return self._page_table[: self._num_pages]
+        return self._used_pages
 
     def reserve(self, num_slots: int) -> None:
         """Makes sure that slots [0, num_slots) have pages.
@@ -70,9 +71,12 @@ class Sequence:
             RequestError: the cache has too few free pages.
         """
         assert num_slots <= self.max_len
+        if num_slots <= self._num_pages * PAGE_TOKENS:
+            return
         for page in self._pages.extend(self._sequence_id, num_slots):
             self._page_table[self._num_pages] = page
             self._num_pages += 1
+        self._used_pages = self._page_table[: self._num_pages]
 
     def try_reserve(self, num_slots: int) -> bool:
         """Whether slots [0, num_slots) have pages, once those that are missing have been asked for."""
@@ -96,6 +100,7 @@ class Sequence:
         assert self.cached_len == self.committed_len
         assert num_cached <= len(token_ids) <= self.remaining_len
         self.cached_len += num_cached
+        self.committed_len += len(token_ids)
         self.token_ids.extend(token_ids)
 
     def close(self) -> None:

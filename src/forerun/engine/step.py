@@ -33,7 +33,7 @@ from forerun.types import (
     TokenLogprob,
     Verdict,
 )
-from forerun.verify import verify
+from forerun.verify import ArgmaxLaws, verify
 
 MAX_STEP_NODES = MAX_DRAFT_NODES - 1  # with the last token's, 64 rows
 NO_PLAN = Plan(Draft(), None, (), 0)
@@ -152,8 +152,7 @@ def law_at(run: Run, draft: Draft, rows: ForwardOutput) -> Callable[[int], Law]:
     request = run.request
     is_free_to_end = not request.end_ids or run.sequence.num_output_tokens >= request.params.min_tokens
     if request.is_argmax and is_free_to_end:
-        argmax_ids = rows.argmax.tolist()
-        return lambda node: Law.point(argmax_ids[node + 1])
+        return ArgmaxLaws(rows.argmax_ids)
 
     def law(node: int) -> Law:
         path_ids = _path_ids(draft, node)

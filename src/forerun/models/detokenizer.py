@@ -36,11 +36,17 @@ class Detokenizer:
     def push(self, token_ids: Iterable[int]) -> str:
         """The characters that these tokens complete; may be empty."""
         data = b"".join([self._tokenizer.token_bytes(i) for i in token_ids if i not in self._skipped])
-        if not self._is_inside and data.isascii():  # nearly always, and much less work
-            return self._without_space(data.decode("ascii"))
         text = self._decoder.decode(data)
         self._is_inside = self._decoder.getstate()[0] != b""
         return self._without_space(text)
+
+    def push_token(self, token_id: int) -> str:
+        """`push` of a single token, which nearly always is ASCII and then much less work."""
+        if not self._is_inside and not self._drops_space and token_id not in self._skipped:
+            data = self._tokenizer.token_bytes(token_id)
+            if data.isascii():
+                return data.decode("ascii")
+        return self.push((token_id,))
 
     def finish(self) -> str:
         """U+FFFD for a character that was never completed, else nothing."""
@@ -79,15 +85,15 @@ class StopMatcher:
     """
 
     def __init__(self, stop: Iterable[str] = ()) -> None:
-        self._stop = tuple(stop)
+        self.stop = tuple(stop)
         self._held = ""
 
     def push(self, text: str) -> TextPiece:
         """Adds text and returns what is certain."""
-        if not self._stop:
+        if not self.stop:
             return TextPiece(text)
         pending = self._held + text
-        starts = [start for start in map(pending.find, self._stop) if start >= 0]
+        starts = [start for start in map(pending.find, self.stop) if start >= 0]
         if starts:
             self._held = ""
             return TextPiece(pending[: min(starts)], is_stopped=True)
@@ -101,9 +107,9 @@ class StopMatcher:
         return held
 
     def _first_possible_start(self, pending: str) -> int:
-        longest = max(map(len, self._stop), default=0)
+        longest = max(map(len, self.stop), default=0)
         for start in range(max(0, len(pending) - longest + 1), len(pending)):
-            if any(stop.startswith(pending[start:]) for stop in self._stop):
+            if any(stop.startswith(pending[start:]) for stop in self.stop):
                 return start
         return len(pending)
 
@@ -111,29 +117,36 @@ class StopMatcher:
 class TextStream:
     """The text of one request's output: detokenizer and stop strings in one.
 
-    Push the tokens one by one and stop at the first piece that `is_stopped`: that token is the last one emitted.
+    Push the tokens one by one until it `is_stopped`: that token is the last one emitted.
+
+    Attributes:
+        is_stopped: a stop string is complete; the text before it has all been given out.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Iterable[str] = (), *, skip_special: bool = True) -> None:
         self._detokenizer = Detokenizer(tokenizer, skip_special=skip_special)
         self._matcher = StopMatcher(stop)
-        self._is_stopped = False
+        self._has_stops = bool(self._matcher.stop)
+        self.is_stopped = False
 
-    def push(self, token_id: int) -> TextPiece:
+    def push(self, token_id: int) -> str:
         """The text that this token makes certain.
 
         Raises:
             EngineFault: a stop string was already complete.
         """
-        if self._is_stopped:
+        text = self._detokenizer.push_token(token_id)
+        if not self._has_stops:
+            return text
+        if self.is_stopped:
             raise EngineFault("a token follows a completed stop string")
-        piece = self._matcher.push(self._detokenizer.push((token_id,)))
-        self._is_stopped = piece.is_stopped
-        return piece
+        piece = self._matcher.push(text)
+        self.is_stopped = piece.is_stopped
+        return piece.text
 
     def finish(self) -> str:
         """The rest of the text, for an output that ended without a stop string; empty after one."""
-        if self._is_stopped:
+        if self.is_stopped:
             return ""
         piece = self._matcher.push(self._detokenizer.finish())
         return piece.text if piece.is_stopped else piece.text + self._matcher.finish()

@@ -20,7 +20,7 @@ from forerun.machine import cpu_model
 from forerun.ops.base import AttentionSpec, ExecutorConfig, Ops, Weight
 from forerun.ops.formats import dequantize, in_one_order
 from forerun.ops.recorder import OP_NAMES, Instr, Recorder, Value, assign_buffers
-from forerun.types import PAGE_TOKENS, Batch, Float32Array, ForwardOutput, Int32Array
+from forerun.types import PAGE_TOKENS, Batch, DraftBatch, Float32Array, ForwardOutput, Int32Array
 
 ISA_VARIABLE = "FORERUN_ISA"
 MAX_THREADS = 256
@@ -108,6 +108,8 @@ class NativeExecutor:
             self._packer = _Packer(self.program)
             _emit(self.program, self._packer, recorder.instrs)
             self._packer.seal()
+            # Views that are kept: making one takes longer than all else that is done around a pass.
+            self._logits, self._argmax = self.program.logits(), self.program.argmax()
         except ValueError as error:
             raise LoadError(f"the native backend can't run this architecture: {error}") from error
         except MemoryError as error:
@@ -123,6 +125,11 @@ class NativeExecutor:
             EngineFault: the batch points outside the cache or the vocabulary, or activations are not finite.
         """
         try:
+            if isinstance(batch, DraftBatch):
+                argmax_ids = self.program.forward_draft(
+                    batch.last_id, batch.node_ids, batch.parents, batch.root, batch.page_table, self._variant
+                )
+                return _DraftOutput(self, argmax_ids)
             self.program.forward(
                 batch.token_ids,
                 batch.positions,
@@ -139,8 +146,13 @@ class NativeExecutor:
             raise EngineFault(f"a target pass failed: {error}") from error
         except TypeError as error:
             raise EngineFault("a target pass failed: an array of the batch has another type or rank") from error
-        num_logits = batch.logit_rows.size
-        return ForwardOutput(self.program.logits(num_logits, self.vocab_size), self.program.argmax(num_logits))
+        return self.outputs(batch.logit_rows.size)
+
+    def outputs(self, num_rows: int) -> ForwardOutput:
+        """The first rows of the last pass."""
+        if self.program.logits_capacity != len(self._logits):
+            self._logits = self.program.logits()
+        return ForwardOutput(self._logits[:num_rows], self._argmax[:num_rows])
 
     def variant(self, build: Callable[[Ops[Any]], Any]) -> NativeExecutor:
         """See `Executor.variant`. It is a list of instructions more of the same program."""
@@ -178,6 +190,31 @@ class NativeExecutor:
         Past 256 positions a step of few rows keeps a partial softmax per split: about 1 % of the cache it reads.
         """
         return int(self.program.scratch_bytes)
+
+
+class _DraftOutput(ForwardOutput):
+    """The rows of a draft, with arrays for those alone who ask for them, for the reason of `DraftBatch`."""
+
+    __slots__ = ("_argmax_ids", "_executor")
+    _argmax_ids: list[int]
+    _executor: NativeExecutor
+
+    def __init__(self, executor: NativeExecutor, argmax_ids: list[int]) -> None:
+        object.__setattr__(self, "_executor", executor)
+        object.__setattr__(self, "_argmax_ids", argmax_ids)
+
+    @property
+    def argmax_ids(self) -> list[int]:
+        return self._argmax_ids
+
+    def __getattr__(self, name: str) -> Any:
+        # Only for what isn't set: the first array that anybody asks for.
+        if name not in ForwardOutput.__slots__:
+            raise AttributeError(f"the output of a pass has no {name}")
+        rows = self._executor.outputs(len(self._argmax_ids))
+        object.__setattr__(self, "logits", rows.logits)
+        object.__setattr__(self, "argmax", rows.argmax)
+        return getattr(rows, name)
 
 
 def _emit(program: _native.Program, packer: _Packer, instrs: list[Instr], variant: int = 0) -> None:

@@ -13,9 +13,19 @@ from forerun.errors import ConfigError
 from forerun.sampling.distribution import RowSampler
 from forerun.types import Draft, DraftTraits, NoiseStream, Verdict, VerifyRule
 from forerun.verify import block, coupled, rrsw, token, traversal
-from forerun.verify.rule import LawAt, Rule, Verify
+from forerun.verify.rule import ArgmaxLaws, LawAt, Rule, Verify
 
-__all__ = ["RULES", "LawAt", "Rule", "Verify", "check_traits", "drafting_stream", "serving_rule", "verify"]
+__all__ = [
+    "RULES",
+    "ArgmaxLaws",
+    "LawAt",
+    "Rule",
+    "Verify",
+    "check_traits",
+    "drafting_stream",
+    "serving_rule",
+    "verify",
+]
 
 RULES: dict[VerifyRule, Rule] = {
     "coupled": coupled.RULE,

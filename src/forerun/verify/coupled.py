@@ -10,9 +10,11 @@ pruning is exact, and the output equals plain decoding with the same seed token 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from forerun.sampling.distribution import RowSampler
 from forerun.types import Draft, NodeTest, Verdict
-from forerun.verify.rule import ANY_PRUNING, ANY_STREAM, LawAt, Rule, children_by_parent, next_kind
+from forerun.verify.rule import ANY_PRUNING, ANY_STREAM, ArgmaxLaws, LawAt, Rule, children_by_parent, next_kind
 
 
 def verify(draft: Draft, law_at: LawAt, sampler: RowSampler, key: int, committed_len: int) -> Verdict:
@@ -21,6 +23,8 @@ def verify(draft: Draft, law_at: LawAt, sampler: RowSampler, key: int, committed
     All children of a walked node count as tested. A test's score is the race score of its token, None where p is 0 or
     the law keeps a single id (greedy).
     """
+    if isinstance(law_at, ArgmaxLaws):
+        return _verify_argmax(draft, law_at.ids)
     children = children_by_parent(draft)
     accepted: list[int] = []
     tests: list[NodeTest] = []
@@ -43,6 +47,36 @@ def verify(draft: Draft, law_at: LawAt, sampler: RowSampler, key: int, committed
             kind = next_kind(draft, reached_leaf=not candidates)
             next_p = law.prob(race.token_id)
             return Verdict(tuple(accepted), race.token_id, kind, next_p, race.score, tuple(tests))
+        accepted.append(node)
+
+
+def _verify_argmax(draft: Draft, argmax_ids: Sequence[int]) -> Verdict:
+    """The same where each law keeps one id: nothing is drawn, and only that id has a p, which is 1.
+
+    It runs right after a pass that has left nothing else in the processor's caches, where each law and each race would
+    be waited for.
+    """
+    token_ids = draft.token_ids
+    children = None if draft.is_chain else children_by_parent(draft)
+    accepted: list[int] = []
+    tests: list[NodeTest] = []
+    node = -1
+    while True:
+        next_id = argmax_ids[1 + node]
+        if children is not None:
+            candidates = children.get(node, ())
+        else:
+            candidates = (node + 1,) if node + 1 < len(token_ids) else ()
+        node = -1
+        for child in candidates:
+            is_next = token_ids[child] == next_id
+            is_kept = is_next and node < 0
+            tests.append(NodeTest(child, is_kept, 1.0 if is_next else 0.0, draft.drafted_prob(child), None))
+            if is_kept:
+                node = child
+        if node < 0:
+            kind = next_kind(draft, reached_leaf=not candidates)
+            return Verdict(tuple(accepted), next_id, kind, 1.0, None, tuple(tests))
         accepted.append(node)
 
 

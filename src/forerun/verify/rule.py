@@ -21,6 +21,23 @@ ANY_PRUNING: Final[frozenset[Pruning]] = frozenset(("any", "prefix_only"))
 EITHER: Final = frozenset((False, True))
 
 
+class ArgmaxLaws:
+    """`LawAt` of a greedy request, whose laws keep one id each.
+
+    Args:
+        ids: the id of the root and of each node.
+    """
+
+    __slots__ = ("ids",)
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self.ids = ids
+
+    def __call__(self, node: int) -> Law:
+        """The law after a node, -1 being the root."""
+        return Law.point(self.ids[1 + node])
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One verification rule, and what a draft with sampled nodes may be for it to be exact.

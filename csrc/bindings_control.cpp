@@ -1,0 +1,90 @@
+// Python's view of control.h. No call lets other Python threads run meanwhile.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "control.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace forerun::control {
+namespace {
+
+using Ids = std::vector<int32_t>;
+
+template <class Get>
+nb::object tuple_of(size_t size, Get get) {
+  PyObject* out = PyTuple_New(static_cast<Py_ssize_t>(size));
+  if (!out) nb::raise_python_error();
+  for (size_t i = 0; i < size; i++) PyTuple_SetItem(out, static_cast<Py_ssize_t>(i), PyLong_FromLong(get(i)));
+  return nb::steal(out);
+}
+
+// Token ids, parents, proposals and indices there of the chosen nodes; candidates, fixed ones, expected tokens.
+nb::tuple choose(Candidates& self, int max_nodes, bool takes_paying, const StepCosts* costs, int64_t context_len,
+                 double price) {
+  const Choice choice = self.choose(max_nodes, takes_paying, costs, context_len, price);
+  const size_t n = choice.candidates.size();
+  auto node = [&](size_t i) -> const Candidates::Node& {
+    return self.nodes()[static_cast<size_t>(choice.candidates[i])];
+  };
+  return nb::make_tuple(tuple_of(n, [&](size_t i) { return node(i).token_id; }),
+                        tuple_of(n, [&](size_t i) { return choice.parents[i]; }),
+                        tuple_of(n, [&](size_t i) { return node(i).proposal; }),
+                        tuple_of(n, [&](size_t i) { return node(i).index; }), self.nodes().size(), choice.num_fixed,
+                        choice.expected_tokens);
+}
+
+}  // namespace
+}  // namespace forerun::control
+
+void bind_control(nb::module_& m) {
+  using namespace forerun::control;
+
+  nb::class_<AcceptanceTable>(m, "AcceptanceTable")
+      .def(nb::init<std::vector<double>>(), "priors"_a)
+      .def("clear", &AcceptanceTable::clear)
+      .def("rate", &AcceptanceTable::rate, "cell"_a)
+      .def("record", &AcceptanceTable::record, "cell"_a, "is_right"_a);
+
+  nb::class_<RequestRates>(m, "RequestRates")
+      .def(nb::init<AcceptanceTable&>(), "table"_a, nb::keep_alive<1, 2>())
+      .def("rate", &RequestRates::rate, "cell"_a)
+      .def("record", &RequestRates::record, "cell"_a, "is_right"_a)
+      .def(
+          "score",
+          [](RequestRates& self, const Ids& token_ids, const Ids& parents, const Ids& cells, const Ids& emitted) {
+            self.score({token_ids, parents, cells}, emitted);
+          },
+          "token_ids"_a, "parents"_a, "cells"_a, "emitted"_a);
+
+  nb::class_<StepCosts>(m, "StepCosts")
+      .def(nb::init<std::vector<double>, int64_t, double, double, double>(), "base_s"_a, "context_len"_a,
+           "per_token_s"_a, "per_token_row_s"_a, "overhead_s"_a)
+      .def("step_s", &StepCosts::step_s, "num_rows"_a, "context_len"_a)
+      .def(
+          "steps_s",
+          [](const StepCosts& self, int max_rows, int64_t context_len) {
+            std::vector<double> out;
+            for (int rows = 0; rows <= max_rows && rows <= self.max_rows(); rows++)
+              out.push_back(self.step_s(rows, context_len));
+            return out;
+          },
+          "max_rows"_a, "context_len"_a)
+      .def("learn", &StepCosts::learn, "num_rows"_a, "context_len"_a, "forward_s"_a, "overhead_s"_a)
+      .def_prop_ro("is_plain_due", &StepCosts::is_plain_due);
+
+  nb::class_<Candidates>(m, "Candidates")
+      .def(nb::init<>())
+      .def("clear", &Candidates::clear)
+      .def(
+          "merge",
+          [](Candidates& self, const Ids& token_ids, const Ids& parents, const Ids& cells, bool is_fixed,
+             const RequestRates& rates) { self.merge({token_ids, parents, cells}, is_fixed, rates); },
+          "token_ids"_a, "parents"_a, "cells"_a, "is_fixed"_a, "rates"_a)
+      .def("choose", &choose, "max_nodes"_a, "takes_paying"_a, "costs"_a.none(), "context_len"_a, "price"_a);
+}
