@@ -107,3 +107,20 @@ def test_costs_know_their_sizes() -> None:
 def test_a_request_keeps_its_table() -> None:
     rates = RequestRates(AcceptanceTable((0.25,)))
     assert rates.rate(0) == 0.25
+
+
+def test_of_equal_counts_the_least_is_chosen() -> None:
+    rates, candidates = RequestRates(AcceptanceTable((0.5,))), Candidates()
+    candidates.merge([1], [-1], [0], False, rates)
+    for second_row_s, count in ((0.5, 0), (0.49, 1)):
+        costs = NativeCosts([0.0, 1.0, 1.0 + second_row_s], 0, 0.0, 0.0, 0.0)
+        assert len(candidates.choose(8, True, costs, 0, 1.0)[0]) == count
+
+
+def test_as_many_are_chosen_as_there_are_costs_for() -> None:
+    rates, candidates = RequestRates(AcceptanceTable((1.0,))), Candidates()
+    for first_id in (0, 100):
+        candidates.merge(range(first_id, first_id + 60), range(-1, 59), [0] * 60, False, rates)
+    costs = StepCosts(CostCurve.flat(1.0))
+    for max_nodes in (40, 63, 200):
+        assert len(candidates.choose(max_nodes, True, costs, 0, 1e-6)[0]) == min(max_nodes, 63)
