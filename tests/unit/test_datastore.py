@@ -23,8 +23,9 @@ from forerun.drafters.datastore import (
     write_datastore,
 )
 from forerun.engine.own_texts import MAX_TEXT_TOKENS, write_texts
-from forerun.errors import ConfigError, LoadError
+from forerun.errors import ConfigError, LoadError, RequestError
 from forerun.models.store import known_model, path_of
+from forerun.types import SamplingParams
 
 TEXTS = [[5, 6, 7], [9], [60_000, 5]]
 ABOUT = {"model": "demo", "seed": 3}
@@ -164,3 +165,35 @@ def test_questions_are_answered_in_turn_and_differently_each_time(demo: LLM) -> 
     assert all(0 < len(text) <= MAX_TEXT_TOKENS for text in texts)
     assert texts == list(islice(write_texts(demo, 5, ["Name a colour.", "Name an animal."]), 3))
     assert texts[0] != next(write_texts(demo, 6, ["Name a colour."]))
+
+
+class _Silent:
+    """A chat model that never ends a question, or whose template is odd."""
+
+    has_chat_template = True
+
+    def __init__(self, *conversations: list[int]) -> None:
+        self._conversations = dict(zip(("A", "7"), conversations, strict=True))
+        self.asked: list[tuple[list[int], SamplingParams]] = []
+
+    def encode_messages(self, messages: Any) -> list[int]:
+        return self._conversations[messages[0]["content"]]
+
+    def generate(self, prompts: Any, params: SamplingParams, **_: Any) -> list[Any]:
+        self.asked.append((prompts[0], params))
+        return [SimpleNamespace(token_ids=(1,) * 128, text="and so on", finish_reason="length")]
+
+
+def test_a_model_that_asks_nothing_is_given_up() -> None:
+    model: Any = _Silent([1, 2, 50, 3, 4], [1, 2, 51, 3, 4])
+    with pytest.raises(RequestError, match="no question in 64 tries"):
+        next(write_texts(model, 0))
+    assert {(tuple(prompt), params.stop_token_ids) for prompt, params in model.asked} == {((1, 2), (3,))}
+    assert len({params.seed for _, params in model.asked}) == 64
+
+
+@pytest.mark.parametrize("conversations", [([50, 3], [51, 3]), ([1, 50], [1, 51])])
+def test_templates_without_a_place_for_the_user_are_refused(conversations: tuple[list[int], list[int]]) -> None:
+    model: Any = _Silent(*conversations)
+    with pytest.raises(RequestError, match="no room to speak"):
+        next(write_texts(model, 0))

@@ -1,5 +1,6 @@
 import pytest
 
+from forerun.drafters.draft_model import DraftModelOptions
 from forerun.drafters.ngram import NgramOptions
 from forerun.drafters.spec import OFF, REGISTRY, Speculation
 from forerun.errors import ConfigError, RequestError
@@ -55,8 +56,23 @@ def test_text_reads_back(spec: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "path", ["a.gguf", "a+b.gguf", "a, b.gguf", 'the "new" one.gguf', " a ", "a=b:c.gguf", '"', '""', "+,", "a\nb"]
+)
+def test_any_path_can_be_named(path: str) -> None:
+    quoted = '"' + path.replace('"', '""') + '"'
+    for spec in (f"draft:model={quoted},k=3+ngram:k=2", f"ngram:k=2+draft:k=3, model = {quoted} "):
+        speculation = Speculation.parse(spec)
+        (draft,) = (options for options in speculation.drafters if isinstance(options, DraftModelOptions))
+        assert (draft.model, draft.k) == (path, 3)
+        assert Speculation.parse(str(speculation)) == speculation
+
+
+@pytest.mark.parametrize(
     ("spec", "message"),
     [
+        ('draft:model="a+b', "leaves a quote open"),
+        ('draft:model=a"+b', "leaves a quote open"),
+        ('draft:model=""', "setting model has no value"),
         ("", "speculation '' is unknown; known are: off, auto, ngram"),
         ("auto:k=3", "'auto' takes no settings, but has 'k=3'"),
         ("auto+ngram", "'auto' can't be combined"),

@@ -3,6 +3,7 @@
     auto                            what needs no second model and pays, chosen step by step
     ngram                           prompt lookup with its defaults
     ngram:k=12,policy=fixed         twelve nodes in every step
+    draft:model="a+b, c.gguf"       quotes around a value that holds + , or quotes, which are doubled inside
 
 Several drafters feed one tree. The registry is the one list of drafters: a new one is its file and a line here.
 """
@@ -41,6 +42,7 @@ REGISTRY: dict[str, type[DrafterOptions]] = {
 
 # What `auto` runs: drafters that cost next to nothing, so that having all of them loses nothing.
 AUTO = "suffix+prediction"
+QUOTE = '"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +67,9 @@ class Speculation:
         """Reads a spec.
 
         Raises:
-            ConfigError: an unknown name or key, a value out of range, or a drafter named twice.
+            ConfigError: an unknown name or key, a value out of range, a drafter named twice, or a quote left open.
         """
-        parts = [_split(part) for part in spec.split("+")]
+        parts = [_split(part) for part in _pieces(spec, "+")]
         names = [name for name, _ in parts]
         for alone in ("off", "auto"):
             if alone in names:
@@ -117,6 +119,38 @@ class Speculation:
 OFF = Speculation()
 
 
+def _pieces(text: str, separator: str) -> list[str]:
+    """The text between separators that aren't quoted.
+
+    Raises:
+        ConfigError: a quote is left open.
+    """
+    pieces, is_quoted = [""], False
+    for char in text:
+        is_quoted ^= char == QUOTE
+        if char == separator and not is_quoted:
+            pieces.append("")
+        else:
+            pieces[-1] += char
+    if is_quoted:
+        raise ConfigError(f"speculation {text!r} leaves a quote open; a quote inside of quotes is written twice")
+    return pieces
+
+
+def _unquoted(text: str) -> str:
+    """What a value says; quotes that aren't around all of it are a part of it."""
+    is_quoted = len(text) > 1 and text[0] == text[-1] == QUOTE
+    return text[1:-1].replace(QUOTE * 2, QUOTE) if is_quoted else text
+
+
+def _quoted(value: object) -> str:
+    """A value as `_unquoted` reads it, in quotes only where it needs them."""
+    text = str(value)
+    if text == text.strip() and not any(char in text for char in ("+", ",", QUOTE)):
+        return text
+    return QUOTE + text.replace(QUOTE, QUOTE * 2) + QUOTE
+
+
 def _split(part: str) -> tuple[str, str]:
     """Name and settings of one part of a spec.
 
@@ -142,15 +176,16 @@ def _read_alone(name: str, parts: list[tuple[str, str]]) -> Speculation:
 def _read_options(name: str, pairs: str) -> DrafterOptions:
     fields = {field.name: field for field in dataclasses.fields(REGISTRY[name])}  # type: ignore[arg-type]
     values: dict[str, int | float | str] = {}
-    for pair in filter(None, pairs.split(",")):
+    for pair in filter(None, _pieces(pairs, ",")):
         key, equals, text = (piece.strip() for piece in pair.partition("="))
         if key not in fields:
             raise ConfigError(f"{name}: setting {key!r} is unknown; known are: {', '.join(fields)}")
         if key in values:
             raise ConfigError(f"{name}: setting {key} is given twice")
-        if not equals or not text:
+        value = _unquoted(text)
+        if not equals or not value:
             raise ConfigError(f"{name}: setting {key} has no value; write {key}=VALUE")
-        values[key] = _read_value(name, key, text, fields[key].default)
+        values[key] = _read_value(name, key, value, fields[key].default)
     for key, field in fields.items():
         if field.default is dataclasses.MISSING and key not in values:
             raise ConfigError(f"{name}: setting {key} is missing; write {name}:{key}={key.upper()}")
@@ -170,4 +205,4 @@ def _read_value(name: str, key: str, text: str, default: object) -> int | float 
 
 def _write_options(options: DrafterOptions) -> str:
     values = dataclasses.asdict(options)  # type: ignore[call-overload]
-    return f"{options.name}:{','.join(f'{key}={value}' for key, value in values.items())}"
+    return f"{options.name}:{','.join(f'{key}={_quoted(value)}' for key, value in values.items())}"
