@@ -28,6 +28,7 @@ from tests.helpers.model_drafter import SharedTreeOptions
 
 STATS = Stats(
     prompt_tokens=4,
+    cached_tokens=0,
     completion_tokens=3,
     target_passes=1,
     drafted_tokens=2,
@@ -63,7 +64,7 @@ EVERY_OPTION = """
     --max-tokens 9 --temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.1
     --presence-penalty 0.2 --frequency-penalty 0.3 --logit-bias 5=-1.5 --logit-bias 6=2 --min-tokens 2
     --ignore-eos --seed 18446744073709551615 --logprobs 4 --spec ngram:k=4 --backend torch
-    --device cuda --quant q8 --kv f32 --threads 2 --chunk 33 --max-model-len 77
+    --device cuda --quant q8 --kv f32 --threads 2 --chunk 33 --max-model-len 77 --no-prefix-cache
 """
 
 
@@ -147,6 +148,7 @@ def test_json_is_one_line_of_valid_json_even_with_infinite_logprobs(
     }
     assert answer["stats"] == {
         "prompt_tokens": 4,
+        "cached_tokens": 0,
         "completion_tokens": 3,
         "target_passes": 1,
         "drafted_tokens": 2,
@@ -197,6 +199,7 @@ def test_every_option_reaches_the_engine(llm: Any, forerun: Any) -> None:
         "threads": 2,
         "chunk": 33,
         "max_model_len": 77,
+        "prefix_cache": False,
     }
     params = made.params
     assert (params.max_tokens, params.temperature, params.top_k, params.top_p) == (9, 0.5, 3, 0.9)
@@ -450,8 +453,13 @@ def test_a_model_cannot_send_escape_codes_to_a_terminal() -> None:
 
 
 def test_closing_line_of_a_single_token_divides_by_nothing() -> None:
-    stats = Stats(4, 1, 0, 0, 0, 0.5, 0.0)
+    stats = Stats(4, 0, 1, 0, 0, 0, 0.5, 0.0)
     assert closing_line(stats) == "forerun: 1 tokens in 0 target passes, - per pass, 0.0 tokens/s"
+
+
+def test_closing_line_says_what_was_cached() -> None:
+    stats = Stats(40, 32, 5, 4, 0, 0, 0.5, 1.0)
+    assert "1.00 per pass, 32 of 40 prompt tokens were cached, 4.0 tokens/s" in closing_line(stats)
 
 
 # Conversation

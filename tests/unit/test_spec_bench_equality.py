@@ -29,7 +29,7 @@ def questions(**sizes: int) -> list[Question]:
 
 
 def completion(*token_ids: int, accepted: int = 0, passes: int = 4, decode_s: float = 2.0) -> Completion:
-    stats = Stats(3, len(token_ids), passes, accepted + 1, accepted, 0.5, decode_s)
+    stats = Stats(3, 0, len(token_ids), passes, accepted + 1, accepted, 0.5, decode_s)
     return Completion((1, 2, 3), token_ids, str(token_ids), "length", 7, None, stats)
 
 

@@ -254,6 +254,7 @@ def _answers(
 
 def _ask(llm: LLM, prompt: Prompt, params: SamplingParams, speculation: Speculation, on_step: OnStep) -> Completion:
     """One answer, through the chat template where the model has one."""
+    llm.engine.pages.forget()  # or only the first arm would compute the prompt
     ask = [{"role": "user", "content": prompt.text}] if llm.has_chat_template else prompt.text
     *_, last = llm.stream(ask, params, speculation=speculation, on_step=on_step)
     assert last.completion is not None

@@ -54,6 +54,7 @@ def certify(
         threads=engine.threads,
         chunk=engine.chunk,
         max_model_len=engine.max_model_len,
+        prefix_cache=engine.prefix_cache,
     )
     with ProgressBar(f"certifying {active} under {speculation.verify}") as bar:
         certificate = run(llm, active, speculation.verify, max_s=60.0 * minutes, progress=bar.update)

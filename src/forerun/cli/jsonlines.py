@@ -48,6 +48,7 @@ def completion_object(completion: Completion) -> dict[str, Any]:
         "logprobs": None if completion.logprobs is None else [_logprob_object(entry) for entry in completion.logprobs],
         "stats": {
             "prompt_tokens": stats.prompt_tokens,
+            "cached_tokens": stats.cached_tokens,
             "completion_tokens": stats.completion_tokens,
             "target_passes": stats.target_passes,
             "drafted_tokens": stats.drafted_tokens,

@@ -154,6 +154,14 @@ class EngineOptions(LoadOptions):
             rich_help_panel=_ENGINE,
         ),
     ] = None
+    prefix_cache: Annotated[
+        bool,
+        typer.Option(
+            "--prefix-cache/--no-prefix-cache",
+            help="Keep keys and values for texts that begin like earlier ones.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,7 @@ def open_session(
             threads=engine.threads,
             chunk=engine.chunk,
             max_model_len=engine.max_model_len,
+            prefix_cache=engine.prefix_cache,
             progress=bar.update,
         )
     note(
@@ -132,6 +133,8 @@ def closing_line(stats: Stats) -> str:
     passes = stats.target_passes
     per_pass = f"{(stats.completion_tokens - 1) / passes:.2f}" if passes else "-"
     line = f"forerun: {stats.completion_tokens} tokens in {passes} target passes, {per_pass} per pass, "
+    if stats.cached_tokens:
+        line += f"{stats.cached_tokens} of {stats.prompt_tokens} prompt tokens were cached, "
     if stats.drafted_tokens:
         line += f"{stats.accepted_tokens} of {stats.drafted_tokens} draft tokens accepted, "
     return line + f"{stats.decode_tok_per_s:.1f} tokens/s"

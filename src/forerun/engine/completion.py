@@ -13,6 +13,7 @@ class Stats:
 
     Attributes:
         prompt_tokens: tokens of the prompt.
+        cached_tokens: those of them that an earlier text began with too, so that no pass had to compute them.
         completion_tokens: tokens emitted, the one that ended the output included.
         target_passes: passes of the target after those over the prompt. The prompt's last pass gives the first token,
             so (completion_tokens - 1) / target_passes is tau, the mean number of tokens per pass.
@@ -23,6 +24,7 @@ class Stats:
     """
 
     prompt_tokens: int
+    cached_tokens: int
     completion_tokens: int
     target_passes: int
     drafted_tokens: int

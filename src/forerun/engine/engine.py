@@ -169,6 +169,7 @@ def _completion(run: Run, finish_reason: FinishReason, tally: _Tally) -> Complet
         logprobs=run.output.logprobs,
         stats=Stats(
             prompt_tokens=sequence.num_prompt_tokens,
+            cached_tokens=sequence.num_reused_tokens,
             completion_tokens=sequence.num_output_tokens,
             target_passes=tally.target_passes,
             drafted_tokens=tally.drafted_tokens,

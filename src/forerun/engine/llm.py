@@ -54,6 +54,8 @@ class LLM:
         chunk: prompt tokens per target pass at most; None is DEFAULT_CHUNK.
         max_model_len: tokens of prompt and output at most; None is the model's context length, at most
             DEFAULT_MAX_MODEL_LEN.
+        prefix_cache: keep what the KV cache holds of earlier texts as long as there is room, so that a text that
+            begins like one of them, such as the next turn of a conversation, is computed from where they part.
         progress: called with (bytes done, bytes in all) during a download.
 
     Attributes:
@@ -79,6 +81,7 @@ class LLM:
         threads: int | None = None,
         chunk: int | None = None,
         max_model_len: int | None = None,
+        prefix_cache: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         chunk = _in_range("chunk", chunk, DEFAULT_CHUNK, 1, MAX_CHUNK)
@@ -96,7 +99,7 @@ class LLM:
         self.tokenizer, self._chat_template = bound.tokenizer, bound.chat_template
         self.limits = Limits(config.vocab_size, max_len, frozenset(self.tokenizer.eos_ids))
         self.target: Executor = bound.executor
-        pages = PageManager(num_pages_for(max_len))
+        pages = PageManager(num_pages_for(max_len), keeps_prefixes=prefix_cache)
         sampler = _create_sampler(config.vocab_size)
         self.engine = Engine(self.target, sampler, self.tokenizer, pages, chunk)
         self._draft_target = DraftTarget(

@@ -33,6 +33,7 @@ class Sequence:
     Attributes:
         token_ids: of prompt and output.
         committed_len: how many they are.
+        num_reused_tokens: of the prompt, those that the cache held before.
     """
 
     def __init__(self, sequence_id: int, prompt_token_ids: Tokens[int], max_len: int, pages: PageManager) -> None:
@@ -40,14 +41,15 @@ class Sequence:
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(prompt_token_ids)
         self.max_len = max_len
-        self.cached_len = 0
         self.committed_len = len(prompt_token_ids)
         self._sequence_id = sequence_id
         self._pages = pages
-        self._num_pages = 0
         self._page_table = np.empty(num_pages_for(max_len), np.int32)
-        self._used_pages = self._page_table[:0]
-        pages.open(sequence_id)
+        self.num_reused_tokens = self.cached_len = pages.open(sequence_id, self.token_ids)
+        known = pages.page_table(sequence_id)
+        self._num_pages = len(known)
+        self._page_table[: len(known)] = known
+        self._used_pages = self._page_table[: len(known)]
 
     @property
     def num_output_tokens(self) -> int:
@@ -104,5 +106,6 @@ class Sequence:
         self.token_ids.extend(token_ids)
 
     def close(self) -> None:
-        """Gives the pages back; call it exactly once."""
+        """Gives the pages back, full ones for the use of texts that begin alike; call it exactly once."""
+        self._pages.publish(self._sequence_id, self.token_ids[: self.cached_len])
         self._pages.free(self._sequence_id)
