@@ -51,11 +51,14 @@ class _Lane:
         self.num_silent = 0  # steps since a drafter that costs time proposed something
 
     def propose(self, max_nodes: int, min_survivals: Sequence[float]) -> Proposal:
-        """Asks the drafter, and learns what asking costs.
+        """Asks the drafter, unless it may propose nothing, and learns what asking costs.
 
         Raises:
             EngineFault: the drafter broke its promises.
         """
+        if not max_nodes:
+            self.num_silent += 1
+            return NOTHING
         proposal = self.drafter.propose(Budget(max_nodes, min_survivals, self.rates.rate))
         if proposal is NOTHING:
             self.num_silent += 1
@@ -122,7 +125,6 @@ class Planner:
             self.close()
             raise
         self._reads_rows = any(lane.source.reads_rows for lane in self._lanes)
-        self._takes_time = any(not lane.source.is_free for lane in self._lanes)
         # Drafters that take time are tried rarely anyhow, and fixed ones are asked whatever they cost.
         self._may_rest = all(lane.source.is_free and lane.source.policy == "adaptive" for lane in self._lanes)
 
@@ -131,14 +133,14 @@ class Planner:
         if max_nodes < 1:
             nothing = Decision("silent", 0, 1.0, None, None)
             return Plan(NO_DRAFT, nothing, (NOTHING,) * len(self._lanes), context_len)
-        costs, price, plain_s, seconds = self._costs, None, None, None
+        costs, price, plain_s = self._costs, None, None
         if costs is not None:
             plain_s = costs.step_s(1, context_len)
             price = max(1.0 / plain_s, self._tokens / self._seconds if self._seconds else 0.0)
             if self._may_rest and not self._worth.asks():
                 resting = Decision("resting", 0, 1.0, plain_s, price)
                 return Plan(NO_DRAFT, resting, (NOTHING,) * len(self._lanes), context_len)
-            if self._takes_time or self._num_plans % BOUND_STEPS == 0:
+            if self._num_plans % BOUND_STEPS == 0:
                 seconds = costs.steps_s(max_nodes + 1, context_len)
                 self._free_minima = (least_survival(seconds, price),) * MAX_DRAFT_NODES
             self._num_plans += 1
@@ -147,7 +149,7 @@ class Planner:
         proposals, spoken = [], []
         is_probe = False
         for lane in self._lanes:
-            min_survivals, is_tried = self._min_survivals(lane, max_nodes, seconds, price)
+            min_survivals, is_tried = self._min_survivals(lane, max_nodes, context_len, price)
             proposal = lane.propose(len(min_survivals), min_survivals)
             is_probe |= is_tried
             proposals.append(proposal)
@@ -181,6 +183,11 @@ class Planner:
         else:
             draft = NO_DRAFT
         return Plan(draft, decision, tuple(proposals), context_len)
+
+    @property
+    def has_drafters(self) -> bool:
+        """Whether anybody may ever propose something for this request."""
+        return bool(self._lanes)
 
     def observe(self, draft: Draft, rows: ForwardOutput) -> None:
         """Shows a target pass to the drafters that read rows."""
@@ -222,17 +229,25 @@ class Planner:
         return any(q_V is not None for q_V in proposal.draft.q_rows)
 
     def _min_survivals(
-        self, lane: _Lane, max_nodes: int, seconds: Sequence[float] | None, price: float | None
+        self, lane: _Lane, max_nodes: int, context_len: int, price: float | None
     ) -> tuple[Sequence[float], bool]:
-        """What each node must bring to pay for drafting and verifying it, and whether the drafter is only tried out."""
+        """What each node must bring to pay for drafting and verifying it, and whether the drafter is only tried out.
+
+        There is none where not even a node that is always right would pay.
+        """
+        costs = self._costs
         if lane.source.policy == "fixed":
             return _NO_MINIMA[:max_nodes], False
-        if lane.source.is_free or seconds is None or price is None:
+        if lane.source.is_free or costs is None or price is None:
             return self._free_minima[:max_nodes], False
         if lane.step_s is None:
             return (0.0,), True
-        probe_steps = math.ceil(lane.step_s / (PROBE_SHARE * seconds[1]))
+        plain_s = costs.step_s(1, context_len)
+        probe_steps = math.ceil(lane.step_s / (PROBE_SHARE * plain_s))
         if lane.num_silent >= max(probe_steps, MIN_PROBE_STEPS):
             return (0.0,), True
+        if price * (lane.step_s + max(costs.step_s(2, context_len) - plain_s, 0.0)) >= 1.0:
+            return (), False
+        seconds = costs.steps_s(max_nodes + 1, context_len)
         rows = range(1, max_nodes + 1)
         return [price * (lane.step_s + max(seconds[m + 1] - seconds[m], 0.0)) for m in rows], False

@@ -24,10 +24,11 @@ class Speculator:
         self._costs = costs
         self._needs_costs = any(source.policy == "adaptive" for source in self.sources)
 
-    def open(self, context: DraftContext) -> Planner:
-        """The controller of one request."""
+    def open(self, context: DraftContext) -> Planner | None:
+        """The controller of one request; None where nobody would propose anything for it."""
         costs = self._costs() if self._needs_costs else None
-        return Planner(tuple(zip(self.sources, self._tables, strict=True)), costs, context)
+        planner = Planner(tuple(zip(self.sources, self._tables, strict=True)), costs, context)
+        return planner if planner.has_drafters else None
 
     def clear(self) -> None:
         """Forgets what earlier requests left behind: acceptance and whatever drafters share. Costs stay."""

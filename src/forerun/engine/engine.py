@@ -119,7 +119,8 @@ class Engine:
         try:
             yield planner
         finally:
-            planner.close()
+            if planner is not None:
+                planner.close()
 
     @contextmanager
     def _open(self, request: Request) -> Iterator[Sequence]:
