@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings_tuple.h"
 #include "control.h"
 
 namespace nb = nanobind;
@@ -15,14 +16,6 @@ namespace forerun::control {
 namespace {
 
 using Ids = std::vector<int32_t>;
-
-template <class Get>
-nb::object tuple_of(size_t size, Get get) {
-  PyObject* out = PyTuple_New(static_cast<Py_ssize_t>(size));
-  if (!out) nb::raise_python_error();
-  for (size_t i = 0; i < size; i++) PyTuple_SetItem(out, static_cast<Py_ssize_t>(i), PyLong_FromLong(get(i)));
-  return nb::steal(out);
-}
 
 // Token ids, parents, proposals and indices there of the chosen nodes; candidates, fixed ones, expected tokens.
 nb::tuple choose(Candidates& self, int max_nodes, bool takes_paying, const StepCosts* costs, int64_t context_len,

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings_tuple.h"
 #include "ngram_table.h"
 #include "suffix.h"
 #include "suffix_draft.h"
@@ -90,30 +91,28 @@ BoundDrafts bind_drafts(const nb::object& text, const std::vector<BoundSource>& 
           std::move(indexes)};
 }
 
+// What `value` makes of each node, as a tuple.
 template <class F>
-nb::tuple tuple_of(const std::vector<DraftNode>& nodes, F value) {
-  nb::tuple out = nb::steal<nb::tuple>(PyTuple_New(static_cast<Py_ssize_t>(nodes.size())));
-  for (size_t i = 0; i < nodes.size(); i++)
-    PyTuple_SetItem(out.ptr(), static_cast<Py_ssize_t>(i), nb::cast(value(nodes[i])).release().ptr());
-  return out;
+nb::tuple tuple_of_nodes(const std::vector<DraftNode>& nodes, F value) {
+  return tuple_of(nodes.size(), [&](size_t i) { return value(nodes[i]); });
 }
 
 // Tuples of token ids, parents and cells.
 nb::tuple propose(BoundDrafts& self, size_t max_nodes, double min_prob, bool is_chain) {
   const std::vector<DraftNode>& nodes = self.drafts.propose({max_nodes, min_prob, is_chain});
-  return nb::make_tuple(tuple_of(nodes, [](const DraftNode& n) { return n.token_id; }),
-                        tuple_of(nodes, [](const DraftNode& n) { return n.parent; }),
-                        tuple_of(nodes, [&](const DraftNode& n) { return self.cells.of(n); }));
+  return nb::make_tuple(tuple_of_nodes(nodes, [](const DraftNode& n) { return n.token_id; }),
+                        tuple_of_nodes(nodes, [](const DraftNode& n) { return n.parent; }),
+                        tuple_of_nodes(nodes, [&](const DraftNode& n) { return self.cells.of(n); }));
 }
 
 // The same nodes as tuples of token ids, parents, probabilities, match lengths and sources.
 nb::tuple explain(BoundDrafts& self, size_t max_nodes, double min_prob, bool is_chain) {
   const std::vector<DraftNode>& nodes = self.drafts.propose({max_nodes, min_prob, is_chain});
-  return nb::make_tuple(tuple_of(nodes, [](const DraftNode& n) { return n.token_id; }),
-                        tuple_of(nodes, [](const DraftNode& n) { return n.parent; }),
-                        tuple_of(nodes, [](const DraftNode& n) { return n.prob; }),
-                        tuple_of(nodes, [](const DraftNode& n) { return n.match_len; }),
-                        tuple_of(nodes, [](const DraftNode& n) { return n.source; }));
+  return nb::make_tuple(tuple_of_nodes(nodes, [](const DraftNode& n) { return n.token_id; }),
+                        tuple_of_nodes(nodes, [](const DraftNode& n) { return n.parent; }),
+                        tuple_of_nodes(nodes, [](const DraftNode& n) { return n.prob; }),
+                        tuple_of_nodes(nodes, [](const DraftNode& n) { return n.match_len; }),
+                        tuple_of_nodes(nodes, [](const DraftNode& n) { return n.source; }));
 }
 
 }  // namespace
@@ -152,8 +151,8 @@ void bind_suffix(nb::module_& m) {
            [](BoundDrafts* self, const nb::object& text, const std::vector<BoundSource>& sources,
               std::vector<int32_t> end_ids,
               std::vector<double> prob_edges, std::vector<int> match_edges, int first_cell) {
-             new (self) BoundDrafts(
-                 bind_drafts(text, sources, std::move(end_ids), std::move(prob_edges), std::move(match_edges), first_cell));
+             new (self) BoundDrafts(bind_drafts(text, sources, std::move(end_ids), std::move(prob_edges),
+                                                std::move(match_edges), first_cell));
            },
            "text"_a, "sources"_a, "end_ids"_a, "prob_edges"_a, "match_edges"_a, "first_cell"_a)
       .def("propose", &propose, "max_nodes"_a, "min_prob"_a, "is_chain"_a)

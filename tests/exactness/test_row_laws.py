@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from forerun import _native
 from forerun.drafters.base import Budget
 from forerun.drafters.chain import ChainDrafting, ChainSettings
 from forerun.engine.engine import Engine
@@ -22,18 +21,16 @@ from forerun.types import Batch, Float32Array, ForwardOutput, NoiseStream, Sampl
 from tests.helpers.drafting import context
 from tests.helpers.engines import Drafts, FakeEngine
 from tests.helpers.fake_target import VOCAB_SIZE, FakeTarget, prefix_logits
+from tests.helpers.isa_levels import ISA_LEVELS, at_level
 from tests.helpers.model_drafter import ModelDrafter
 
 SIZES = [1, 7, 16, 31, 32, 33, 127, 128, 129, 300, 1000]
 TEMPERATURES = [1e-5, 0.02, 0.3, 0.8, 1.3, 50.0, 1e6]
 
 
-@pytest.fixture(params=range(_native.sampling_max_isa_level() + 1))
+@pytest.fixture(params=ISA_LEVELS)
 def isa_level(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = _native.sampling_isa_level()
-    _native.sampling_set_isa_level(request.param)
-    yield request.param
-    _native.sampling_set_isa_level(before)
+    yield from at_level(request.param)
 
 
 def rows(vocab_size: int) -> dict[str, Float32Array]:

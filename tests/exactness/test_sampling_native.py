@@ -15,16 +15,12 @@ from forerun.sampling.distribution import Law
 from forerun.sampling.history import History
 from forerun.sampling.noise import Stream
 from forerun.types import Float32Array, SamplingParams
-
-ISA_LEVELS = range(_native.sampling_max_isa_level() + 1)
+from tests.helpers.isa_levels import ISA_LEVELS, at_level
 
 
 @pytest.fixture(params=ISA_LEVELS, autouse=True)
 def isa_level(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = _native.sampling_isa_level()
-    _native.sampling_set_isa_level(request.param)
-    yield request.param
-    _native.sampling_set_isa_level(before)
+    yield from at_level(request.param)
 
 
 def rows(vocab_size: int) -> dict[str, Float32Array]:
