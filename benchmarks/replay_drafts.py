@@ -27,14 +27,15 @@ from forerun import LLM, SamplingParams
 from forerun.bench.prompts import Prompt, pick, spec_bench
 from forerun.bench.provenance import provenance
 from forerun.cli.progress import resolve
-from forerun.control.cost import CostCurve, StepCosts
-from forerun.control.planner import Planner
+from forerun.control.controller import Ask, Controller, StepLoad, StepTimes
+from forerun.control.cost import MAX_ROWS, CostCurve, StepCosts
+from forerun.control.planner import NO_PLAN, Plan, Planner
 from forerun.control.speculator import Speculator
 from forerun.drafters.base import DraftContext
 from forerun.drafters.spec import Speculation
-from forerun.engine.step import MAX_STEP_NODES, NO_PLAN
+from forerun.engine.run import MAX_STEP_NODES
 from forerun.errors import ForerunError
-from forerun.types import Draft, StepTimings
+from forerun.types import Draft
 
 LAWS: dict[str, dict[str, Any]] = {"greedy": {}, "temperature 0.8, seed 7": {"temperature": 0.8, "seed": 7}}
 ALL = "all"
@@ -103,18 +104,23 @@ def record(
 
 
 def replay(speculator: Speculator, recorded: Iterable[Recorded]) -> dict[str, Tally]:
-    """Serves recorded requests one after the other; sums by category, `ALL` first."""
+    """Serves recorded requests one after the other, in steps that cost what the curve says.
+
+    Returns:
+        Sums by category, `ALL` first.
+    """
+    controller = Controller(lambda: StepCosts(CURVE), MAX_ROWS, MAX_ROWS)
     tallies = {ALL: Tally()}
     for request in recorded:
         if len(request.token_ids) < 2:
             continue  # the first token comes with the prompt
-        tally = _replay_one(speculator, request)
+        tally = _replay_one(speculator, controller, request)
         tallies[ALL].add(tally)
         tallies.setdefault(request.category, Tally()).add(tally)
     return tallies
 
 
-def _replay_one(speculator: Speculator, request: Recorded) -> Tally:
+def _replay_one(speculator: Speculator, controller: Controller, request: Recorded) -> Tally:
     planner = speculator.open(
         DraftContext(
             prompt_token_ids=request.prompt_token_ids,
@@ -130,21 +136,23 @@ def _replay_one(speculator: Speculator, request: Recorded) -> Tally:
         planner.advance(NO_PLAN, request.token_ids[:1])
         num_emitted = 1
         while num_emitted < len(request.token_ids):
-            num_emitted += _step(planner, request, num_emitted, tally)
+            num_emitted += _step(controller, planner, request, num_emitted, tally)
     finally:
         planner.close()
     return tally
 
 
-def _step(planner: Planner, request: Recorded, num_emitted: int, tally: Tally) -> int:
+def _step(controller: Controller, planner: Planner, request: Recorded, num_emitted: int, tally: Tally) -> int:
     """One step after so many tokens; returns how many it emits."""
     max_nodes = min(request.max_tokens - num_emitted - 1, MAX_STEP_NODES)
-    plan = planner.plan(max_nodes, len(request.prompt_token_ids) + num_emitted)
+    load = StepLoad(1, 0, 1, len(request.prompt_token_ids) + num_emitted)
+    [plan] = controller.plan(load, [Ask(planner, max_nodes)])
+    assert isinstance(plan, Plan)
     emitted = emitted_of(plan.draft, request.token_ids[num_emitted:])
     planner.advance(plan, emitted)
     num_rows = 1 + plan.draft.num_nodes
     seconds = CURVE.by_rows()[num_rows]
-    planner.learn(plan, len(emitted), StepTimings(draft_s=0.0, forward_s=seconds, verify_s=0.0, total_s=seconds))
+    controller.learn(load, [planner], [plan], [len(emitted)], StepTimes(seconds, seconds))
     tally.add(Tally(len(emitted), 1, num_rows, seconds))
     return len(emitted)
 
@@ -200,11 +208,9 @@ def main() -> int:
 
 
 def _fresh(llm: LLM, speculation: Speculation) -> Speculator:
-    """Who drafts, with nothing learned yet, and steps that cost what the curve says."""
+    """Who drafts, with nothing learned yet."""
     bound = llm.speculator(speculation)
-    sources = bound.sources if bound is not None else ()
-    costs = StepCosts(CURVE)
-    speculator = Speculator(sources, lambda: costs)
+    speculator = Speculator(bound.sources if bound is not None else ())
     speculator.clear()
     return speculator
 

@@ -7,8 +7,8 @@
 #include <nanobind/stl/vector.h>
 
 #include "cpu.h"
-#include "draft_rows.h"
 #include "program.h"
+#include "step_rows.h"
 #include "stream.h"
 
 namespace nb = nanobind;
@@ -80,14 +80,9 @@ void forward(Program& program, Vector<int32_t> token_ids, Vector<int32_t> positi
   program.forward(step, variant);
 }
 
-// The rows of a sequence's last token, in slot `root`, and of a draft; returns each row's argmax.
-nb::list forward_draft(Program& program, int32_t last_id, const std::vector<int32_t>& node_ids,
-                   const std::vector<int32_t>& parents, int32_t root, Vector<int32_t> page_table, int variant) {
-  const DraftRows rows(last_id, node_ids, parents, root);
-  StepArgs step = rows.args();
-  step.page_tables = page_table.data();
-  step.num_seqs = 1;
-  step.num_table_pages = static_cast<int>(page_table.size());
+// A pass over rows that were filled in; returns the argmax of each row whose logits are wanted.
+nb::list forward_rows(Program& program, StepRows& rows, int variant) {
+  const StepArgs step = rows.args();
   {
     nb::gil_scoped_release release;
     program.forward(step, variant);
@@ -117,6 +112,25 @@ NB_MODULE(_native, m) {
         kernels_for(isa).exp_f32(x.data(), static_cast<int>(x.size()), out.data());
       },
       "exp of each value as the kernels compute it.");
+
+  nb::class_<StepRows>(m, "StepRows")
+      .def(nb::init<>())
+      .def("clear", &StepRows::clear)
+      .def(
+          "add_draft",
+          [](StepRows& self, int32_t last_id, const std::vector<int32_t>& node_ids, const std::vector<int32_t>& parents,
+             int32_t root, Vector<int32_t> page_table) {
+            self.add_draft(last_id, node_ids, parents, root, page_table.data(), page_table.size());
+          },
+          nb::arg("last_id"), nb::arg("node_ids"), nb::arg("parents"), nb::arg("root"),
+          nb::arg("page_table").noconvert())
+      .def(
+          "add_prompt",
+          [](StepRows& self, const std::vector<int32_t>& token_ids, int32_t start, Vector<int32_t> page_table,
+             int num_logits) {
+            self.add_prompt(token_ids, start, page_table.data(), page_table.size(), num_logits);
+          },
+          nb::arg("token_ids"), nb::arg("start"), nb::arg("page_table").noconvert(), nb::arg("num_logits"));
 
   nb::class_<Program>(m, "Program")
       .def(
@@ -166,8 +180,7 @@ NB_MODULE(_native, m) {
       .def("forward", &forward, nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
            nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert(),
            nb::arg().noconvert(), nb::arg().noconvert(), nb::arg("variant") = 0)
-      .def("forward_draft", &forward_draft, nb::arg("last_id"), nb::arg("node_ids"), nb::arg("parents"),
-           nb::arg("root"), nb::arg("page_table").noconvert(), nb::arg("variant"))
+      .def("forward_rows", &forward_rows, nb::arg("rows"), nb::arg("variant"))
       .def(
           "logits",
           [](Program& p) {

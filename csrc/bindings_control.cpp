@@ -17,19 +17,27 @@ namespace {
 
 using Ids = std::vector<int32_t>;
 
-// Token ids, parents, proposals and indices there of the chosen nodes; candidates, fixed ones, expected tokens.
-nb::tuple choose(Candidates& self, int max_nodes, bool takes_paying, const StepCosts* costs, int64_t context_len,
-                 double price) {
-  const Choice choice = self.choose(max_nodes, takes_paying, costs, context_len, price);
-  const size_t n = choice.candidates.size();
-  auto node = [&](size_t i) -> const Candidates::Node& {
-    return self.nodes()[static_cast<size_t>(choice.candidates[i])];
-  };
-  return nb::make_tuple(tuple_of(n, [&](size_t i) { return node(i).token_id; }),
-                        tuple_of(n, [&](size_t i) { return choice.parents[i]; }),
-                        tuple_of(n, [&](size_t i) { return node(i).proposal; }),
-                        tuple_of(n, [&](size_t i) { return node(i).index; }), self.nodes().size(), choice.num_fixed,
-                        choice.expected_tokens);
+// Of each request: token ids, parents, proposals and indices there of the chosen nodes; candidates, fixed ones, expected
+// tokens.
+nb::list choose_nodes(const std::vector<Candidates*>& requests, const std::vector<int>& max_nodes, bool takes_paying,
+                      const StepCosts* costs, int num_rows, int num_seqs, double context_len, int max_rows,
+                      double price) {
+  const Terms terms{takes_paying, costs, num_rows, num_seqs, context_len, max_rows, price};
+  const std::vector<Choice> choices = choose(requests, max_nodes, terms);
+  nb::list out;
+  for (size_t request = 0; request < choices.size(); request++) {
+    const Choice& choice = choices[request];
+    const size_t n = choice.candidates.size();
+    auto node = [&](size_t i) -> const Candidates::Node& {
+      return requests[request]->nodes()[static_cast<size_t>(choice.candidates[i])];
+    };
+    out.append(nb::make_tuple(tuple_of(n, [&](size_t i) { return node(i).token_id; }),
+                              tuple_of(n, [&](size_t i) { return choice.parents[i]; }),
+                              tuple_of(n, [&](size_t i) { return node(i).proposal; }),
+                              tuple_of(n, [&](size_t i) { return node(i).index; }), requests[request]->nodes().size(),
+                              choice.num_fixed, choice.expected_tokens));
+  }
+  return out;
 }
 
 }  // namespace
@@ -58,18 +66,18 @@ void bind_control(nb::module_& m) {
   nb::class_<StepCosts>(m, "StepCosts")
       .def(nb::init<std::vector<double>, int64_t, double, double, double>(), "base_s"_a, "context_len"_a,
            "per_token_s"_a, "per_token_row_s"_a, "overhead_s"_a)
-      .def("step_s", &StepCosts::step_s, "num_rows"_a, "context_len"_a)
+      .def("step_s", &StepCosts::step_s, "num_rows"_a, "num_seqs"_a, "context_len"_a)
       .def(
           "steps_s",
-          [](const StepCosts& self, int max_rows, int64_t context_len) {
+          [](const StepCosts& self, int first_rows, int count, int num_seqs, double context_len) {
             std::vector<double> out;
-            for (int rows = 0; rows <= max_rows && rows <= self.max_rows(); rows++)
-              out.push_back(self.step_s(rows, context_len));
+            for (int i = 0; i < count; i++) out.push_back(self.step_s(first_rows + i, num_seqs, context_len));
             return out;
           },
-          "max_rows"_a, "context_len"_a)
-      .def("learn", &StepCosts::learn, "num_rows"_a, "context_len"_a, "forward_s"_a, "overhead_s"_a)
-      .def_prop_ro("is_plain_due", &StepCosts::is_plain_due);
+          "first_rows"_a, "count"_a, "num_seqs"_a, "context_len"_a)
+      .def("learn", &StepCosts::learn, "num_rows"_a, "num_seqs"_a, "context_len"_a, "is_plain"_a, "forward_s"_a,
+           "overhead_s"_a)
+      .def("is_due", &StepCosts::is_due, "num_rows"_a);
 
   nb::class_<Candidates>(m, "Candidates")
       .def(nb::init<>())
@@ -78,6 +86,7 @@ void bind_control(nb::module_& m) {
           "merge",
           [](Candidates& self, const Ids& token_ids, const Ids& parents, const Ids& cells, bool is_fixed,
              const RequestRates& rates) { self.merge({token_ids, parents, cells}, is_fixed, rates); },
-          "token_ids"_a, "parents"_a, "cells"_a, "is_fixed"_a, "rates"_a)
-      .def("choose", &choose, "max_nodes"_a, "takes_paying"_a, "costs"_a.none(), "context_len"_a, "price"_a);
+          "token_ids"_a, "parents"_a, "cells"_a, "is_fixed"_a, "rates"_a);
+  m.def("choose_nodes", &choose_nodes, "candidates"_a, "max_nodes"_a, "takes_paying"_a, "costs"_a.none(), "num_rows"_a,
+        "num_seqs"_a, "context_len"_a, "max_rows"_a, "price"_a);
 }

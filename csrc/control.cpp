@@ -108,39 +108,46 @@ StepCosts::StepCosts(std::vector<double> base_s, int64_t context_len, double per
   require(base_.size() >= 2, "a cost curve needs a pass of one row");
 }
 
-size_t StepCosts::checked(int num_rows) const {
-  if (num_rows < 0 || num_rows > max_rows())
-    throw std::out_of_range("there is no cost of " + std::to_string(num_rows) + " rows");
-  return static_cast<size_t>(num_rows);
+double StepCosts::pass_s(int num_rows, int num_seqs, double context_len) const {
+  if (num_rows < 0) throw std::out_of_range("there is no cost of " + std::to_string(num_rows) + " rows");
+  const size_t size = size_of(num_rows), half = base_.size() / 2;
+  const double rows = num_rows, num_more = rows - static_cast<double>(size);
+  const double slope = (base_.back() - base_[half]) / static_cast<double>(std::max<size_t>(base_.size() - 1 - half, 1));
+  const double base = base_[size] + (num_more > 0.0 ? num_more * slope : 0.0);
+  const double extra_per_seq = context_len - static_cast<double>(context_len_);
+  const double extra = context_len * num_seqs - static_cast<double>(context_len_);
+  const double seconds = base + extra * per_token_s_ + extra_per_seq * per_token_row_s_ * rows;
+  return std::max(seconds, 0.5 * base) * corrections_[size] * drift_;
 }
 
-double StepCosts::pass_s(size_t num_rows, int64_t context_len) const {
-  const double base = base_[num_rows];
-  const double extra = static_cast<double>(context_len - context_len_);
-  const double seconds = base + extra * (per_token_s_ + per_token_row_s_ * static_cast<double>(num_rows));
-  return std::max(seconds, 0.5 * base) * corrections_[num_rows] * drift_;
+double StepCosts::step_s(int num_rows, int num_seqs, double context_len) const {
+  return pass_s(num_rows, num_seqs, context_len) + overhead_s_ * num_seqs;
 }
 
-double StepCosts::step_s(int num_rows, int64_t context_len) const {
-  return pass_s(checked(num_rows), context_len) + overhead_s_;
-}
-
-void StepCosts::learn(int num_rows, int64_t context_len, double forward_s, double overhead_s) {
-  const size_t size = checked(num_rows);
-  double surprise = forward_s / pass_s(size, context_len);
+void StepCosts::learn(int num_rows, int num_seqs, double context_len, bool is_plain, double forward_s,
+                      double overhead_s) {
+  double surprise = forward_s / pass_s(num_rows, num_seqs, context_len);
   surprise = std::min(std::max(surprise, 1.0 / kMaxSurprise), kMaxSurprise);
   drift_ *= 1.0 + kDriftSmoothing * (surprise - 1.0);
-  const double num_stale = static_cast<double>(num_steps_ - last_run_[size]);
-  const double gain = std::min(kSizeSmoothing + kSizeSmoothingPerStep * num_stale, kMaxSizeSmoothing);
-  corrections_[size] *= 1.0 + gain * (surprise - 1.0);
-  if (num_rows == 1) {
+  ++num_steps_;
+  if (num_rows <= max_rows()) {
+    const size_t size = size_of(num_rows);
+    const double num_stale = static_cast<double>(num_steps_ - 1 - last_run_[size]);
+    const double gain = std::min(kSizeSmoothing + kSizeSmoothingPerStep * num_stale, kMaxSizeSmoothing);
+    corrections_[size] *= 1.0 + gain * (surprise - 1.0);
+    last_run_[size] = num_steps_;
+  }
+  if (is_plain) {
     plain_steps_ = std::abs(surprise - 1.0) < kPlainSurprise ? kPlainSteps : kSurprisedPlainSteps;
     // What comes on top where several tokens are emitted is no part of a plain step.
-    overhead_s_ += kOverheadSmoothing * (std::min(overhead_s, forward_s) - overhead_s_);
+    overhead_s_ += kOverheadSmoothing * (std::min(overhead_s, forward_s) / num_seqs - overhead_s_);
   }
-  last_run_[size] = ++num_steps_;
   if (num_steps_ % kRelaxSteps == 0)
     for (double& correction : corrections_) correction += kRelaxShare * (1.0 - correction);
+}
+
+bool StepCosts::is_due(int num_rows) const {
+  return num_rows <= max_rows() && num_steps_ - last_run_[size_of(num_rows)] >= plain_steps_;
 }
 
 void Candidates::clear() {
@@ -184,59 +191,91 @@ void Candidates::find_survivals() {
   }
 }
 
-// Every beginning of the order is a tree: a parent survives at least as often as its child and was added before it, and
-// a fixed node's parent is fixed.
-Choice Candidates::choose(int max_nodes, bool takes_paying, const StepCosts* costs, int64_t context_len,
-                          double price) {
+void Candidates::rank(int max_nodes) {
   find_survivals();
-  const int n = static_cast<int>(nodes_.size());
   order_.resize(nodes_.size());
-  for (int i = 0; i < n; i++) order_[static_cast<size_t>(i)] = i;
+  for (size_t i = 0; i < order_.size(); i++) order_[i] = static_cast<int>(i);
   std::sort(order_.begin(), order_.end(), [&](int a, int b) {
     const size_t i = static_cast<size_t>(a), j = static_cast<size_t>(b);
     if (nodes_[i].is_fixed != nodes_[j].is_fixed) return nodes_[i].is_fixed;
     return survivals_[i] != survivals_[j] ? survivals_[i] > survivals_[j] : a < b;
   });
+  order_.resize(std::min(order_.size(), static_cast<size_t>(std::max(max_nodes, 0))));
+  num_fixed_ = static_cast<size_t>(std::count_if(
+      order_.begin(), order_.end(), [&](int node) { return nodes_[static_cast<size_t>(node)].is_fixed; }));
+}
+
+Choice Candidates::take(size_t count) {
   Choice choice;
   choice.num_fixed =
       static_cast<int>(std::count_if(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.is_fixed; }));
-  int count = std::min(choice.num_fixed, max_nodes);
-  if (costs && takes_paying) {
-    const int max_count = std::min({n, max_nodes, costs->max_rows() - 1});
-    count = choose_count(count, max_count, *costs, context_len, price);
-  }
   double tokens = 0.0;
-  for (int i = 0; i < count; i++) tokens += survivals_[static_cast<size_t>(order_[static_cast<size_t>(i)])];
+  for (size_t i = 0; i < count; i++) tokens += survival(i);
   choice.expected_tokens = 1.0 + tokens;
-  choice.candidates.assign(order_.begin(), order_.begin() + count);
+  choice.candidates.assign(order_.begin(), order_.begin() + static_cast<std::ptrdiff_t>(count));
   std::sort(choice.candidates.begin(), choice.candidates.end());
   places_.assign(nodes_.size(), -1);
-  for (int i = 0; i < count; i++) {
-    const size_t node = static_cast<size_t>(choice.candidates[static_cast<size_t>(i)]);
+  for (size_t i = 0; i < count; i++) {
+    const size_t node = static_cast<size_t>(choice.candidates[i]);
     const int parent = nodes_[node].parent;
     choice.parents.push_back(parent < 0 ? -1 : places_[static_cast<size_t>(parent)]);
-    places_[node] = i;
+    places_[node] = static_cast<int>(i);
   }
   return choice;
 }
 
-// All counts are tried: a pass gets dearer in steps, not evenly.
-int Candidates::choose_count(int min_count, int max_count, const StepCosts& costs, int64_t context_len,
-                             double price) const {
-  auto survival = [&](int place) { return survivals_[static_cast<size_t>(order_[static_cast<size_t>(place)])]; };
-  double tokens = 0.0;
-  for (int i = 0; i < min_count; i++) tokens += survival(i);
-  int best = min_count;
-  double best_value = tokens - price * costs.step_s(1 + min_count, context_len);
-  for (int count = min_count + 1; count <= max_count; count++) {
-    tokens += survival(count - 1);
-    const double value = tokens - price * costs.step_s(1 + count, context_len);
+namespace {
+
+struct Place {
+  double survival;
+  size_t request;
+};
+
+// How many of the ranked places are taken; all counts are tried, since a pass gets dearer in steps, not evenly.
+size_t best_count(const std::vector<Place>& places, int num_rows, const Terms& terms) {
+  const auto seconds = [&](size_t count) {
+    return terms.costs->step_s(num_rows + static_cast<int>(count), terms.num_seqs, terms.context_len);
+  };
+  const size_t room = static_cast<size_t>(std::max(0, terms.max_rows - num_rows));
+  double tokens = 0.0, best_value = -terms.price * seconds(0);
+  size_t best = 0;
+  for (size_t count = 1; count <= std::min(places.size(), room); count++) {
+    tokens += places[count - 1].survival;
+    const double value = tokens - terms.price * seconds(count);
     if (value > best_value) {
       best_value = value;
       best = count;
     }
   }
   return best;
+}
+
+}  // namespace
+
+std::vector<Choice> choose(const std::vector<Candidates*>& requests, const std::vector<int>& max_nodes,
+                           const Terms& terms) {
+  if (requests.size() != max_nodes.size()) throw std::invalid_argument("one limit per request");
+  std::vector<size_t> counts;
+  std::vector<Place> places;
+  int num_rows = terms.num_rows;
+  for (size_t i = 0; i < requests.size(); i++) {
+    Candidates& request = *requests[i];
+    request.rank(max_nodes[i]);
+    counts.push_back(request.num_fixed_);
+    num_rows += static_cast<int>(request.num_fixed_);
+    for (size_t place = request.num_fixed_; place < request.order_.size(); place++)
+      places.push_back({request.survival(place), i});
+  }
+  if (terms.costs && terms.takes_paying) {
+    // Stable: those of one request stay in their order.
+    std::stable_sort(places.begin(), places.end(),
+                     [](const Place& a, const Place& b) { return a.survival > b.survival; });
+    places.resize(best_count(places, num_rows, terms));
+    for (const Place& place : places) counts[place.request]++;
+  }
+  std::vector<Choice> choices;
+  for (size_t i = 0; i < requests.size(); i++) choices.push_back(requests[i]->take(counts[i]));
+  return choices;
 }
 
 }  // namespace forerun::control

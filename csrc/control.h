@@ -5,6 +5,7 @@
 // they are used; tests/helpers/control_reference.py computes the same numbers slowly.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -59,14 +60,17 @@ class StepCosts {
   StepCosts(std::vector<double> base_s, int64_t context_len, double per_token_s, double per_token_row_s,
             double overhead_s);
   int max_rows() const { return static_cast<int>(base_.size()) - 1; }
-  // Throws std::out_of_range for more than max_rows, as learn does.
-  double step_s(int num_rows, int64_t context_len) const;
-  void learn(int num_rows, int64_t context_len, double forward_s, double overhead_s);
-  bool is_plain_due() const { return num_steps_ - last_run_[1] >= plain_steps_; }
+  // Of a step over sequences of context_len tokens each, on the average, with num_rows rows in all; more rows than the
+  // curve has are taken to cost what its upper half costs, row by row. Throws std::out_of_range for fewer than 0.
+  double step_s(int num_rows, int num_seqs, double context_len) const;
+  // Of one row per sequence if `is_plain`. Ignores passes of more rows than the curve has, but for the machine's drift.
+  void learn(int num_rows, int num_seqs, double context_len, bool is_plain, double forward_s, double overhead_s);
+  // Whether it is time to run a step of so many rows, to see what it takes.
+  bool is_due(int num_rows) const;
 
  private:
-  double pass_s(size_t num_rows, int64_t context_len) const;
-  size_t checked(int num_rows) const;
+  double pass_s(int num_rows, int num_seqs, double context_len) const;
+  size_t size_of(int num_rows) const { return static_cast<size_t>(std::min(num_rows, max_rows())); }
 
   std::vector<double> base_, corrections_;
   std::vector<int64_t> last_run_;  // the step after which each size was run last
@@ -84,6 +88,18 @@ struct Choice {
   std::vector<int> parents;     // of each, within the choice
   int num_fixed;                // nodes that must be verified, chosen or not
   double expected_tokens;
+};
+
+// On what terms nodes are chosen.
+struct Terms {
+  // Without costs, or if nodes that pay are not wanted, fixed nodes are chosen alone.
+  bool takes_paying;
+  const StepCosts* costs;
+  int num_rows;        // of the pass, apart from nodes
+  int num_seqs;        // in it
+  double context_len;  // tokens of each sequence, on the average
+  int max_rows;        // of the pass
+  double price;        // tokens per second that the engine makes otherwise
 };
 
 // Proposals of several drafters as one tree: nodes of one parent and one token are one node.
@@ -104,19 +120,28 @@ class Candidates {
   void merge(const Nodes& nodes, bool is_fixed, const RequestRates& rates);
   const std::vector<Node>& nodes() const { return nodes_; }
 
-  // Fixed nodes come first, then those that survive most, as many as are worth it by the rate rule; without costs, or
-  // if those that pay are not wanted, the fixed ones alone. max_nodes at most, and no more than costs has rows for.
-  Choice choose(int max_nodes, bool takes_paying, const StepCosts* costs, int64_t context_len, double price);
-
  private:
+  friend std::vector<Choice> choose(const std::vector<Candidates*>&, const std::vector<int>&, const Terms&);
+  // The order in which nodes are taken, at most max_nodes: fixed ones first, then those that survive most. Every
+  // beginning of it is a tree: a parent survives at least as often as its child and was added before it, and a fixed
+  // node's parent is fixed.
+  void rank(int max_nodes);
   void find_survivals();
-  int choose_count(int min_count, int max_count, const StepCosts& costs, int64_t context_len, double price) const;
+  double survival(size_t place) const { return survivals_[static_cast<size_t>(order_[place])]; }
+  Choice take(size_t count);
 
   std::vector<Node> nodes_;
   int num_proposals_ = 0;
+  size_t num_fixed_ = 0;  // of the ranked ones
   // Scratch of one call.
   std::vector<double> rates_, totals_, survivals_;
   std::vector<int> order_, places_;
 };
+
+// Chooses among the candidates of several requests, of which max_nodes[i] at most of request i: fixed nodes, and of the
+// others those that survive most, whose ever they are, as many as are worth it by the rate rule. No candidates may be
+// there twice.
+std::vector<Choice> choose(const std::vector<Candidates*>& requests, const std::vector<int>& max_nodes,
+                           const Terms& terms);
 
 }  // namespace forerun::control

@@ -1,6 +1,7 @@
 // The controller's arithmetic and the rows of drafts without Python, for the sanitizers: random proposals are merged,
 // chosen among and scored. Which numbers come out is tested against a slow reference, from Python.
 #include "control.h"
+#include "step_rows.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -8,7 +9,6 @@
 #include <stdexcept>
 #include <vector>
 
-#include "draft_rows.h"
 
 using namespace forerun;
 using namespace forerun::control;
@@ -62,26 +62,35 @@ void check_requests(uint32_t seed) {
   AcceptanceTable table(std::vector<double>{0.0, 0.1, 0.5, 0.9, 1.0});
   RequestRates one(table), two(table);
   StepCosts costs(std::vector<double>(65, 1.0), 100, 1e-3, 1e-4, 0.1);
-  Candidates candidates;
+  Candidates first, second;
   for (int step = 0; step < 300; step++) {
-    candidates.clear();
-    for (RequestRates* rates : {&one, &two}) {
-      const Proposal p = random.proposal(random.below(65));
-      candidates.merge({p.token_ids, p.parents, p.cells}, random.below(8) == 0, *rates);
-      rates->score({p.token_ids, p.parents, p.cells}, random.proposal(random.below(9)).token_ids);
+    for (Candidates* candidates : {&first, &second}) {
+      candidates->clear();
+      for (RequestRates* rates : {&one, &two}) {
+        const Proposal p = random.proposal(random.below(65));
+        candidates->merge({p.token_ids, p.parents, p.cells}, random.below(8) == 0, *rates);
+        rates->score({p.token_ids, p.parents, p.cells}, random.proposal(random.below(9)).token_ids);
+      }
     }
-    const int max_nodes = random.below(64);
-    const Choice choice = candidates.choose(max_nodes, true, random.below(4) ? &costs : nullptr, step, 1.0);
-    check(static_cast<int>(choice.candidates.size()) <= max_nodes, "no more than there may be");
-    check_choice(choice, candidates);
-    costs.learn(1 + static_cast<int>(choice.candidates.size()), step, 1.0 + random.below(3), 0.1);
+    const std::vector<int> max_nodes{random.below(64), random.below(64)};
+    const Terms terms{true, random.below(4) ? &costs : nullptr, 2 + random.below(80), 2, 1.0 * step, 256, 1.0};
+    const std::vector<Choice> choices = choose({&first, &second}, max_nodes, terms);
+    check(choices.size() == 2, "a choice for each");
+    for (size_t i = 0; i < 2; i++) {
+      check(static_cast<int>(choices[i].candidates.size()) <= max_nodes[i], "no more than there may be");
+      check_choice(choices[i], i ? second : first);
+    }
+    costs.learn(1 + static_cast<int>(choices[0].candidates.size()), 1 + random.below(3), step, random.below(2) == 0,
+                1.0 + random.below(3), 0.1);
   }
 }
 
 void check_rows(uint32_t seed) {
   Random random(seed);
   const Proposal p = random.proposal(random.below(65));
-  const DraftRows rows(7, p.token_ids, p.parents, 20);
+  const std::vector<int32_t> table(6, 3);
+  StepRows rows;
+  rows.add_draft(7, p.token_ids, p.parents, 20, table.data(), table.size());
   const StepArgs args = rows.args();
   check(args.num_rows == 1 + static_cast<int>(p.token_ids.size()) && args.num_logit_rows == args.num_rows, "all rows");
   for (int row = 0; row < args.num_rows; row++) {
@@ -102,6 +111,28 @@ void check_refused(F call, const char* what) {
   check(false, what);
 }
 
+// Pieces of several sequences, with tables of several lengths, and what is refused without a trace.
+void check_pieces() {
+  const std::vector<int32_t> one{0}, two{5, 6}, chain{-1, 0}, table{4, 9}, short_table{3};
+  StepRows rows;
+  rows.add_prompt(two, 14, short_table.data(), 1, 1);
+  rows.add_draft(8, two, chain, 17, table.data(), 2);
+  check_refused([&] { rows.add_draft(1, one, one, 0, table.data(), 2); }, "a row that is its own parent");
+  check_refused([&] { rows.add_draft(1, one, chain, 0, table.data(), 2); }, "a node without a parent");
+  check_refused([&] { rows.add_draft(1, two, chain, 14, short_table.data(), 1); }, "a node behind the table");
+  check_refused([&] { rows.add_draft(1, two, chain, -1, table.data(), 2); }, "a slot before the table");
+  check_refused([&] { rows.add_prompt(two, 15, short_table.data(), 1, 1); }, "a token behind the table");
+  check_refused([&] { rows.add_prompt(two, 0, table.data(), 2, 3); }, "more logits than rows");
+  check_refused([&] { rows.add_prompt({}, 0, table.data(), 2, 0); }, "a piece without rows");
+  const StepArgs args = rows.args();
+  check(args.num_rows == 5 && args.num_seqs == 2 && args.num_table_pages == 2, "two pieces");
+  check(args.num_logit_rows == 4 && args.logit_rows[0] == 1 && args.logit_rows[3] == 4, "the last, and all of a draft");
+  check(args.seq_ids[1] == 0 && args.seq_ids[2] == 1 && args.slots[2] == 17 && args.positions[4] == 19, "rows in order");
+  check(args.page_tables[0] == 3 && args.page_tables[2] == 4 && args.page_tables[3] == 9, "a table of each");
+  rows.clear();
+  check(rows.args().num_rows == 0 && rows.args().num_seqs == 0, "nothing is left");
+}
+
 }  // namespace
 
 int main() {
@@ -116,6 +147,6 @@ int main() {
   check_refused([&] { candidates.merge({one, none, one}, false, rates); }, "a node without a parent");
   check_refused([&] { rates.score({one, none, one}, one); }, "a node without a parent");
   check_refused([&] { table.rate(1); }, "a cell that isn't there");
-  check_refused([&] { DraftRows(1, one, one, 0); }, "a row that is its own parent");
+  check_pieces();
   std::printf("control: ok\n");
 }

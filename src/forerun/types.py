@@ -1,12 +1,12 @@
 """Frozen data that crosses boundaries. Knows no model, no cache, no numpy backend and no file.
 
-Shape legend: M rows of a step, R rows whose logits are wanted, S sequences of a step, P pages, V vocabulary.
+Shape legend: R rows whose logits are wanted, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
@@ -57,6 +57,7 @@ class SamplingParams:
         stop_token_ids: further ids that end the output, like end-of-text ids.
         seed: 0 to 2**64 - 1; None draws one, which the result reports.
         logprobs: alternatives to report per token (0 reports the chosen token alone); None reports nothing.
+        prompt_logprobs: the same for the tokens of the prompt.
 
     Raises:
         RequestError: a value is out of range or of another type; the message names the field and what is right.
@@ -77,6 +78,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in _WHOLE_FIELDS:
@@ -113,8 +115,9 @@ _WHOLE_FIELDS: tuple[tuple[str, int, int | None], ...] = (
     ("min_tokens", 0, None),
     ("seed", 0, MAX_SEED),
     ("logprobs", 0, MAX_LOGPROBS),
+    ("prompt_logprobs", 0, MAX_LOGPROBS),
 )
-_OPTIONAL_FIELDS = frozenset(("max_tokens", "seed", "logprobs"))
+_OPTIONAL_FIELDS = frozenset(("max_tokens", "seed", "logprobs", "prompt_logprobs"))
 _NUMBER_FIELDS: tuple[tuple[str, float, float], ...] = (
     ("temperature", 0.0, 1e6),
     ("top_p", 0.0, 1.0),
@@ -312,135 +315,6 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """The rows of one target pass. Set by the engine, read by `ops`.
-
-    A row sees the slots [0, visible_len) of its sequence, then the slots tail_base + i for each set bit i of tail_mask.
-    A prompt row or a chain node needs no mask: its visible_len is its own slot + 1.
-
-    Attributes:
-        token_ids: [M] int32.
-        positions: [M] int32, RoPE positions.
-        slots: [M] int32, where the row's keys and values are written, counted within its sequence.
-        visible_len: [M] int32.
-        tail_base: [M] int32.
-        tail_mask: [M] uint64; holds the row's own bit when it is not 0.
-        seq_ids: [M] int32, rows of page_tables; rows of one sequence are contiguous.
-        page_tables: [S, P] int32 page ids.
-        logit_rows: [R] int32, the rows whose logits are wanted, ascending.
-    """
-
-    token_ids: Int32Array
-    positions: Int32Array
-    slots: Int32Array
-    visible_len: Int32Array
-    tail_base: Int32Array
-    tail_mask: UInt64Array
-    seq_ids: Int32Array
-    page_tables: Int32Array
-    logit_rows: Int32Array
-
-    @staticmethod
-    def chain(token_ids: Int32Array, start: int, page_table: Int32Array, logit_rows: Int32Array) -> Batch:
-        """Rows of one sequence in the slots from start on, each of which sees everything up to itself.
-
-        Args:
-            token_ids: [M] int32.
-            start: slot and position of the first row.
-            page_table: [P] int32, of the sequence.
-            logit_rows: [R] int32.
-        """
-        num_rows = len(token_ids)
-        slots, visible_len = _slots(start, start + num_rows), _slots(start + 1, start + num_rows + 1)
-        return Batch(
-            token_ids=token_ids,
-            positions=slots,
-            slots=slots,
-            visible_len=visible_len,
-            tail_base=visible_len,
-            tail_mask=_NO_TAIL[:num_rows] if num_rows <= len(_NO_TAIL) else np.zeros(num_rows, np.uint64),
-            seq_ids=_SEQUENCE_0[:num_rows] if num_rows <= len(_SEQUENCE_0) else np.zeros(num_rows, np.int32),
-            page_tables=page_table.reshape(1, -1),
-            logit_rows=logit_rows,
-        )
-
-
-class DraftBatch(Batch):
-    """The rows of a sequence's last token and of a draft, with arrays for those alone who ask for them.
-
-    A step makes one right after a pass that has left nothing else in the processor's caches, where each small array
-    takes far longer than its arithmetic. The native backend fills them in where it reads them.
-
-    Args:
-        last_id: the last token.
-        node_ids: of the draft's nodes.
-        parents: as in `Draft`.
-        root: the last token's slot and position.
-        page_table: [P] int32, of the sequence.
-    """
-
-    __slots__ = ("last_id", "node_ids", "page_table", "parents", "root")
-    last_id: int
-    node_ids: tuple[int, ...]
-    parents: tuple[int, ...]
-    root: int
-    page_table: Int32Array
-
-    def __init__(
-        self, last_id: int, node_ids: tuple[int, ...], parents: tuple[int, ...], root: int, page_table: Int32Array
-    ) -> None:
-        set_field = object.__setattr__
-        set_field(self, "last_id", last_id)
-        set_field(self, "node_ids", node_ids)
-        set_field(self, "parents", parents)
-        set_field(self, "root", root)
-        set_field(self, "page_table", page_table)
-
-    def __getattr__(self, name: str) -> Any:
-        # Only for what isn't set: the first array that anybody asks for.
-        if name not in Batch.__slots__:
-            raise AttributeError(f"a batch has no {name}")
-        spelled_out = self._spelled_out()
-        for field_name in Batch.__slots__:
-            object.__setattr__(self, field_name, getattr(spelled_out, field_name))
-        return getattr(spelled_out, name)
-
-    def _spelled_out(self) -> Batch:
-        token_ids = np.array((self.last_id, *self.node_ids), np.int32)
-        num_rows = len(token_ids)
-        batch = Batch.chain(token_ids, self.root, self.page_table, np.arange(num_rows, dtype=np.int32))
-        if self.parents == CHAIN_PARENTS[: num_rows - 1]:
-            return batch
-        positions, masks = [self.root], [0]
-        for node, parent in enumerate(self.parents):
-            positions.append(positions[1 + parent] + 1)
-            masks.append(masks[1 + parent] | 1 << node)
-        visible_len = np.full(num_rows, self.root + 1, np.int32)
-        return replace(
-            batch,
-            positions=np.array(positions, np.int32),
-            visible_len=visible_len,
-            tail_base=visible_len,
-            tail_mask=np.array(masks, np.uint64),
-        )
-
-
-def _slots(start: int, end: int) -> Int32Array:
-    """[start, end) as an array, for most texts a part of one that is there: steps are many, and each needs a few."""
-    return _SLOTS[start:end] if end <= len(_SLOTS) else np.arange(start, end, dtype=np.int32)
-
-
-def _constant(array: Any) -> Any:
-    array.flags.writeable = False
-    return array
-
-
-_SLOTS: Int32Array = _constant(np.arange(1 << 15, dtype=np.int32))
-_NO_TAIL: UInt64Array = _constant(np.zeros(MAX_DRAFT_NODES + 1, np.uint64))
-_SEQUENCE_0: Int32Array = _constant(np.zeros(MAX_DRAFT_NODES + 1, np.int32))
-
-
-@dataclass(frozen=True, slots=True)
 class ForwardOutput:
     """What a target pass returns. The arrays are the caller's until the next pass of the same target.
 
@@ -457,6 +331,10 @@ class ForwardOutput:
         """The same as a list."""
         ids: list[int] = self.argmax.tolist()
         return ids
+
+    def part(self, begin: int, end: int) -> ForwardOutput:
+        """The rows [begin, end)."""
+        return ForwardOutput(self.logits[begin:end], self.argmax[begin:end])
 
 
 # Why a step drafted what it did: `fixed` nodes were asked for whatever they cost, `pays` and `plain` answer what was
@@ -502,12 +380,13 @@ class StepRecord:
         step: counts from 0 within a request; step 0 is the prompt's.
         kind: `prefill` for the pass over the prompt's last chunk, `decode` after it.
         committed_len: tokens of prompt and output before the step.
-        num_rows: rows of the target pass.
+        num_rows: the request's rows of the target pass.
+        num_pass_rows: all rows of it, those of other requests included.
         draft: what was proposed.
         rule: the verification rule of the step: the request's, or `coupled` for a draft without sampled nodes.
         verdict: what was accepted and what followed.
         emitted: ids that went to the caller after stop handling.
-        timings: measured times.
+        timings: measured times; the pass and the whole step are those of all requests together.
         decision: why this was drafted; None where nobody could draft.
     """
 
@@ -515,6 +394,7 @@ class StepRecord:
     kind: Literal["prefill", "decode"]
     committed_len: int
     num_rows: int
+    num_pass_rows: int
     draft: Draft
     rule: VerifyRule
     verdict: Verdict
@@ -545,6 +425,7 @@ class StepRecord:
             "kind": self.kind,
             "committed_len": self.committed_len,
             "num_rows": self.num_rows,
+            "num_pass_rows": self.num_pass_rows,
             "rule": self.rule,
             "draft": nodes,
             "accepted": list(self.verdict.accepted),

@@ -15,7 +15,7 @@ import pytest
 
 from forerun.control.speculator import Speculator
 from forerun.drafters.base import Budget, Proposal
-from forerun.engine.engine import Engine
+from forerun.engine.jobs import Job
 from forerun.engine.request import prepare
 from forerun.errors import EngineFault
 from forerun.sampling.history import History
@@ -38,8 +38,7 @@ class FastEngine(FakeEngine):
     """With the native sampler."""
 
     def __init__(self) -> None:
-        super().__init__(max_model_len=32)
-        self.engine = Engine(self.target, NativeSampler(VOCAB_SIZE), self.tokenizer, self.pages, 64)  # type: ignore[arg-type]
+        super().__init__(max_model_len=32, sampler=NativeSampler(VOCAB_SIZE))
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +70,7 @@ def outputs(
     counts: Counter[tuple[int, ...]] = Counter()
     for key in range(num_runs):
         request = prepare(PROMPT, PARAMS, rule, engine.limits, noise_key=key)
-        *_, last = engine.engine.run(request, engine.speculator(make(key)))
+        *_, (_, last) = engine.engine.run(Job(request, engine.speculator(make(key))))
         assert last.completion is not None
         counts[last.completion.token_ids[:4]] += 1
     return counts
@@ -227,18 +226,18 @@ class Echo(ModelDrafter):
 @pytest.mark.parametrize("other", [Echo(5, CHAIN), ModelDrafter(5, CHAIN, temperature=3.0), ModelDrafter(6, CHAIN)])
 def test_a_tree_fed_by_a_sampling_drafter_and_another_is_a_fault(other: ModelDrafter, rule: VerifyRule) -> None:
     """Whose node it is depends on what was drawn, so nobody can say how the tree came about."""
-    engine = FakeEngine(max_model_len=32)
+    engine = FakeEngine(max_model_len=32, costs=lambda: pytest.fail("no costs are needed"))
     request = prepare(PROMPT, PARAMS, rule, engine.limits, noise_key=5)
     sources = [ScriptedSource(ModelDrafter(5, CHAIN)), ScriptedSource(other, name="other")]
     with pytest.raises(EngineFault, match=r"rule .* (is exact for|verifies)"):
-        list(engine.engine.run(request, Speculator(sources, lambda: pytest.fail("no costs are needed"))))
+        list(engine.engine.run(Job(request, Speculator(sources))))
 
 
 @pytest.mark.parametrize("rule", RATIO_RULES)
 def test_sampled_nodes_that_became_fixed_ones_are_served_by_coupled(rule: VerifyRule) -> None:
-    engine = FakeEngine(max_model_len=32)
+    engine = FakeEngine(max_model_len=32, costs=lambda: pytest.fail("no costs are needed"))
     request = prepare(PROMPT, PARAMS, rule, engine.limits, noise_key=5)
     sources = [ScriptedSource(Echo(5, CHAIN), name="other"), ScriptedSource(ModelDrafter(5, CHAIN))]
-    events = list(engine.engine.run(request, Speculator(sources, lambda: pytest.fail("no costs are needed"))))
+    events = [event for _, event in engine.engine.run(Job(request, Speculator(sources)))]
     assert {event.record.rule for event in events} == {"coupled"}
     assert sum(event.record.draft.num_nodes for event in events) > 0

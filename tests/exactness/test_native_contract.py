@@ -22,12 +22,12 @@ import numpy as np
 import pytest
 
 import forerun._native as _native
+from forerun.batch import Batch
 from forerun.errors import EngineFault
 from forerun.ops import ExecutorConfig
 from forerun.ops.base import AttentionSpec, KvType, Weight
 from forerun.ops.formats import dequantize
 from forerun.ops.native import ISA_VARIABLE, NativeExecutor
-from forerun.types import Batch
 from tests.helpers.gguf_files import tiny_llama_metadata, tiny_llama_tensors, write_gguf, write_tiny_llama
 from tests.helpers.native import MAX_ROWS, NUM_PAGES, assert_same_bits, native, text_logits
 from tests.helpers.toy_llama import chain_batch, f32_weight, merge_batches, pages_for, tree_batch

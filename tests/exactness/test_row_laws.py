@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from forerun.batch import Batch
 from forerun.drafters.base import Budget
 from forerun.drafters.chain import ChainDrafting, ChainSettings
 from forerun.engine.engine import Engine
@@ -17,7 +18,7 @@ from forerun.sampling.history import History
 from forerun.sampling.native import NativeSampler, RowLaw
 from forerun.sampling.noise import Stream
 from forerun.sampling.reference import ReferenceSampler
-from forerun.types import Batch, Float32Array, ForwardOutput, NoiseStream, SamplingParams, StepRecord, VerifyRule
+from forerun.types import Float32Array, ForwardOutput, NoiseStream, SamplingParams, StepRecord, VerifyRule
 from tests.helpers.drafting import context
 from tests.helpers.engines import Drafts, FakeEngine
 from tests.helpers.fake_target import VOCAB_SIZE, FakeTarget, prefix_logits

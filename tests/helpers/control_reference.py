@@ -86,32 +86,38 @@ class SlowCosts:
         self.last_run = [0] * len(self.base)
         self.plain_steps = PLAIN_STEPS
 
-    def pass_s(self, num_rows: int, context_len: int) -> float:
-        base, extra = self.base[num_rows], context_len - self.curve.context_len
-        seconds = base + extra * (self.curve.per_token_s + self.curve.per_token_row_s * num_rows)
-        return max(seconds, 0.5 * base) * self.corrections[num_rows] * self.drift
+    def pass_s(self, num_rows: int, num_seqs: int, context_len: float) -> float:
+        curve, last = self.curve, len(self.base) - 1
+        half = len(self.base) // 2
+        more = max(num_rows - last, 0) * ((self.base[-1] - self.base[half]) / (last - half))
+        base = self.base[min(num_rows, last)] + more
+        extra_per_seq, extra = context_len - curve.context_len, context_len * num_seqs - curve.context_len
+        seconds = base + extra * curve.per_token_s + extra_per_seq * curve.per_token_row_s * num_rows
+        return max(seconds, 0.5 * base) * self.corrections[min(num_rows, last)] * self.drift
 
-    def step_s(self, num_rows: int, context_len: int) -> float:
-        return self.pass_s(num_rows, context_len) + self.overhead_s
+    def step_s(self, num_rows: int, num_seqs: int, context_len: float) -> float:
+        return self.pass_s(num_rows, num_seqs, context_len) + self.overhead_s * num_seqs
 
-    def learn(self, num_rows: int, context_len: int, forward_s: float, overhead_s: float) -> None:
-        surprise = forward_s / self.pass_s(num_rows, context_len)
+    def learn(
+        self, num_rows: int, num_seqs: int, context_len: float, is_plain: bool, forward_s: float, overhead_s: float
+    ) -> None:
+        surprise = forward_s / self.pass_s(num_rows, num_seqs, context_len)
         surprise = min(max(surprise, 1.0 / MAX_SURPRISE), MAX_SURPRISE)
         self.drift *= 1.0 + DRIFT_SMOOTHING * (surprise - 1.0)
-        num_stale = self.num_steps - self.last_run[num_rows]
-        gain = min(SIZE_SMOOTHING + SIZE_SMOOTHING_PER_STEP * num_stale, MAX_SIZE_SMOOTHING)
-        self.corrections[num_rows] *= 1.0 + gain * (surprise - 1.0)
-        if num_rows == 1:
-            self.plain_steps = PLAIN_STEPS if abs(surprise - 1.0) < PLAIN_SURPRISE else SURPRISED_PLAIN_STEPS
-            self.overhead_s += OVERHEAD_SMOOTHING * (min(overhead_s, forward_s) - self.overhead_s)
         self.num_steps += 1
-        self.last_run[num_rows] = self.num_steps
+        if num_rows < len(self.base):
+            num_stale = self.num_steps - 1 - self.last_run[num_rows]
+            gain = min(SIZE_SMOOTHING + SIZE_SMOOTHING_PER_STEP * num_stale, MAX_SIZE_SMOOTHING)
+            self.corrections[num_rows] *= 1.0 + gain * (surprise - 1.0)
+            self.last_run[num_rows] = self.num_steps
+        if is_plain:
+            self.plain_steps = PLAIN_STEPS if abs(surprise - 1.0) < PLAIN_SURPRISE else SURPRISED_PLAIN_STEPS
+            self.overhead_s += OVERHEAD_SMOOTHING * (min(overhead_s, forward_s) / num_seqs - self.overhead_s)
         if self.num_steps % RELAX_STEPS == 0:
             self.corrections = [c + RELAX_SHARE * (1.0 - c) for c in self.corrections]
 
-    @property
-    def is_plain_due(self) -> bool:
-        return self.num_steps - self.last_run[1] >= self.plain_steps
+    def is_due(self, num_rows: int) -> bool:
+        return num_rows < len(self.base) and self.num_steps - self.last_run[num_rows] >= self.plain_steps
 
 
 @dataclass
@@ -165,30 +171,59 @@ class SlowCandidates:
             out.append(above * rate / max(1.0, total))
         return out
 
-    def choose(
-        self, max_nodes: int, takes_paying: bool, costs: SlowCosts | None, context_len: int, price: float
-    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...], int, int, float]:
-        survivals, num_nodes, num_fixed = self.survivals(), len(self.rates), sum(self.is_fixed)
-        order = sorted(range(num_nodes), key=lambda node: (not self.is_fixed[node], -survivals[node], node))
+    def order(self, max_nodes: int) -> list[int]:
+        """The order in which nodes are taken."""
+        survivals = self.survivals()
+        order = sorted(range(len(self.rates)), key=lambda node: (not self.is_fixed[node], -survivals[node], node))
+        return order[:max_nodes]
 
-        def tokens(count: int) -> float:
-            out = 0.0
-            for node in order[:count]:
-                out += survivals[node]
-            return out
-
-        count = min(num_fixed, max_nodes)
-        if costs is not None and takes_paying:
-            counts = range(count, max(count, min(num_nodes, max_nodes, len(costs.base) - 2)) + 1)
-            values = [tokens(n) - price * costs.step_s(1 + n, context_len) for n in counts]
-            count += values.index(max(values))
-        kept = sorted(order[:count])
+    def take(self, order: Sequence[int]) -> Chosen:
+        """The choice of these nodes."""
+        survivals, kept = self.survivals(), sorted(order)
+        tokens = 0.0
+        for node in order:
+            tokens += survivals[node]
         return (
             tuple(self.path_of[node][-1] for node in kept),
             tuple(kept.index(self.parent(node)) if self.parent(node) >= 0 else -1 for node in kept),
             tuple(self.sources[node][0] for node in kept),
             tuple(self.sources[node][1] for node in kept),
-            num_nodes,
-            num_fixed,
-            1.0 + tokens(count),
+            len(self.rates),
+            sum(self.is_fixed),
+            1.0 + tokens,
         )
+
+
+Chosen = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...], int, int, float]
+
+
+def slow_choose(
+    candidates: Sequence[SlowCandidates],
+    max_nodes: Sequence[int],
+    takes_paying: bool,
+    costs: SlowCosts | None,
+    num_rows: int,
+    num_seqs: int,
+    context_len: float,
+    max_rows: int,
+    price: float,
+) -> list[Chosen]:
+    """See `control.candidates.choose_nodes`."""
+    orders = [request.order(limit) for request, limit in zip(candidates, max_nodes, strict=True)]
+    fixed = [sum(request.is_fixed[node] for node in order) for request, order in zip(candidates, orders, strict=True)]
+    counts = list(fixed)
+    if costs is not None and takes_paying:
+        pool = sorted(
+            (-request.survivals()[node], i, place)
+            for i, (request, order) in enumerate(zip(candidates, orders, strict=True))
+            for place, node in enumerate(order)
+            if place >= fixed[i]
+        )
+        first = num_rows + sum(fixed)
+        tokens, values = 0.0, [-price * costs.step_s(first, num_seqs, context_len)]
+        for count in range(1, min(len(pool), max_rows - first) + 1):
+            tokens -= pool[count - 1][0]
+            values.append(tokens - price * costs.step_s(first + count, num_seqs, context_len))
+        for _, i, _ in pool[: values.index(max(values))]:
+            counts[i] += 1
+    return [request.take(order[:count]) for request, order, count in zip(candidates, orders, counts, strict=True)]

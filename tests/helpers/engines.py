@@ -16,10 +16,11 @@ from forerun.drafters.base import Budget, DraftContext, Drafter, DraftTarget, Po
 from forerun.drafters.spec import Speculation
 from forerun.engine.completion import Completion, StreamEvent
 from forerun.engine.engine import Engine
+from forerun.engine.jobs import Job
 from forerun.engine.request import Limits, prepare
 from forerun.kv.pages import PageManager, num_pages_for
 from forerun.models.bound import BindSettings
-from forerun.sampling.distribution import NO_IDS
+from forerun.sampling.distribution import NO_IDS, RowSampler
 from forerun.sampling.history import History
 from forerun.sampling.reference import ReferenceSampler
 from forerun.types import Draft, ForwardOutput, SamplingParams, TokenLogprob, VerifyRule
@@ -47,8 +48,13 @@ class FakeTokenizer:
 class SteadyCosts(StepCosts):
     """Costs that learn nothing from the machine the test runs on, so that what is drafted doesn't depend on it."""
 
-    def learn(self, num_rows: int, context_len: int, forward_s: float, overhead_s: float) -> None:
+    def learn(self, *args: object, **keywords: object) -> None:
         pass
+
+
+def steady_costs() -> StepCosts:
+    """Rows are nearly free, so guesses pay."""
+    return SteadyCosts(CostCurve((1, 64), (1e-6, 2e-6), 0, 0.0, 0.0))
 
 
 @dataclass
@@ -76,15 +82,32 @@ Drafts = str | Callable[[DraftContext], Drafter] | None
 class FakeEngine:
     """Runs requests on a `FakeTarget`; one object for many, so that every request finds a used cache."""
 
-    def __init__(self, max_model_len: int = 256, chunk: int = 64) -> None:
+    def __init__(
+        self,
+        max_model_len: int = 256,
+        chunk: int = 64,
+        *,
+        kv_tokens: int = 0,
+        max_running: int = 16,
+        sampler: RowSampler | None = None,
+        costs: Callable[[], StepCosts] = steady_costs,
+    ) -> None:
         self.limits = Limits(VOCAB_SIZE, max_model_len, frozenset({EOS}))
-        self.pages = PageManager(num_pages_for(max_model_len))
+        self.pages = PageManager(num_pages_for(max(max_model_len, kv_tokens)))
         self.target = FakeTarget(self.pages.num_pages)
-        self.sampler, self.tokenizer = ReferenceSampler(VOCAB_SIZE), FakeTokenizer()
-        self.engine = Engine(self.target, self.sampler, self.tokenizer, self.pages, chunk)  # type: ignore[arg-type]
+        self.sampler, self.tokenizer = sampler or ReferenceSampler(VOCAB_SIZE), FakeTokenizer()
+        self.engine = Engine(
+            self.target,  # type: ignore[arg-type]
+            self.sampler,
+            self.tokenizer,  # type: ignore[arg-type]
+            self.pages,
+            costs,
+            chunk,
+            max_running,
+        )
 
     def speculator(self, drafts: Drafts) -> Speculator | None:
-        """Whoever drafts: a spec, what makes a request's drafter, or nobody. Rows are nearly free, so guesses pay."""
+        """Whoever drafts: a spec, what makes a request's drafter, or nobody."""
         if drafts is None:
             return None
         settings = BindSettings("native", "cpu", "auto", "f16", threads=1, max_rows=64)
@@ -94,7 +117,7 @@ class FakeEngine:
             sources = [options.bind(target) for options in Speculation.parse(drafts).drafters]
         else:
             sources = [ScriptedSource(drafts)]
-        return Speculator(sources, lambda: SteadyCosts(CostCurve((1, 64), (1e-6, 2e-6), 0, 0.0, 0.0)))
+        return Speculator(sources)
 
     def events(
         self,
@@ -106,8 +129,8 @@ class FakeEngine:
         prediction: Sequence[int] = (),
     ) -> list[StreamEvent]:
         request = prepare(prompt, params, rule, self.limits, noise_key, prediction)
-        events = list(self.engine.run(request, self.speculator(drafts)))
-        self.pages.check_integrity()
+        events = [event for _, event in self.engine.run(Job(request, self.speculator(drafts)))]
+        self.engine.check_integrity()
         assert self.pages.num_free == self.pages.num_pages
         return events
 

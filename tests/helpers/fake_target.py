@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from forerun.types import PAGE_TOKENS, Batch, Float32Array, ForwardOutput, Int32Array
+from forerun.batch import Batch
+from forerun.types import PAGE_TOKENS, Float32Array, ForwardOutput, Int32Array
 
 VOCAB_SIZE = 32
 

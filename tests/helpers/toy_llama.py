@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from forerun.batch import Batch
 from forerun.ops.base import AttentionSpec, ExecutorConfig, KvType, RopeStyle, Weight
-from forerun.types import PAGE_TOKENS, Batch
+from forerun.types import PAGE_TOKENS
 
 EPS = 1e-5
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+from forerun.batch import Batch
 from forerun.errors import EngineFault
 from forerun.ops.base import AttentionSpec, ExecutorConfig, KvType, RopeStyle, Weight
 from forerun.ops.torch import TorchExecutor
-from forerun.types import Batch
 from tests.helpers.toy_llama import (
     EPS,
     ToyLlama,

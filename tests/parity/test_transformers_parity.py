@@ -11,9 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
+from forerun.batch import Batch
 from forerun.models.loader import LoadedModel, load_model
 from forerun.ops import ExecutorConfig, create_executor
-from forerun.types import PAGE_TOKENS, Batch
+from forerun.types import PAGE_TOKENS
 from tests.helpers.hf_to_gguf import write_hf_gguf
 from tests.helpers.toy_llama import chain_batch, pages_for
 

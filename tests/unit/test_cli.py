@@ -52,6 +52,7 @@ RECORD = StepRecord(
     kind="decode",
     committed_len=5,
     num_rows=3,
+    num_pass_rows=3,
     draft=Draft.chain((8, 3), "ngram"),
     rule="coupled",
     verdict=Verdict((0,), 9, "correction", float("nan"), None, (NodeTest(0, True, 0.5, 1.0, None),)),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from forerun.control.acceptance import AcceptanceTable, RequestRates
-from forerun.control.candidates import Candidates
+from forerun.control.candidates import Candidates, choose_nodes
 from forerun.control.cost import CostCurve, StepCosts
 
 # Token ids, parents, and each node's acceptance given its parent's.
@@ -39,13 +39,21 @@ def costs_of(seconds: Sequence[float]) -> StepCosts:
     return StepCosts(CostCurve(tuple(range(1, len(seconds) + 1)), tuple(1e3 * s for s in seconds), 0, 0.0, 0.0))
 
 
+def choose(
+    candidates: Candidates, max_nodes: int, takes_paying: bool, costs: StepCosts | None, price: float
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...], int, int, float]:
+    """The choice for a single request."""
+    [choice] = choose_nodes([candidates], [max_nodes], takes_paying, costs, 1, 1, 0.0, 64, price)
+    return choice
+
+
 def chosen(candidates: Candidates, seconds: Sequence[float], price: float) -> int:
-    return len(candidates.choose(len(seconds) - 1, True, costs_of(seconds), 0, 1e-3 * price)[0])
+    return len(choose(candidates, len(seconds) - 1, True, costs_of(seconds), 1e-3 * price)[0])
 
 
 def everything(candidates: Candidates) -> dict[Path, int]:
     """The path of every node, and the proposal whose it is."""
-    token_ids, parents, owners, *_ = candidates.choose(64, True, costs_of([1.0] * 64), 0, 0.0)
+    token_ids, parents, owners, *_ = choose(candidates, 64, True, costs_of([1.0] * 64), 0.0)
     return dict(zip(paths(token_ids, parents), owners, strict=True))
 
 
@@ -78,7 +86,7 @@ def test_a_node_belongs_to_who_is_surer() -> None:
 
 def test_siblings_never_have_more_than_one_together() -> None:
     def tokens(*nodes: Nodes) -> float:
-        return merged(*nodes).choose(64, True, costs_of([1.0] * 64), 0, 0.0)[-1]
+        return choose(merged(*nodes), 64, True, costs_of([1.0] * 64), 0.0)[-1]
 
     assert tokens(([1, 2, 3], [-1, -1, -1], [0.9, 0.9, 0.2])) == pytest.approx(2.0)
     assert tokens(([1, 2, 3, 9], [-1, -1, -1, 0], [0.9, 0.9, 0.2, 0.5])) == pytest.approx(2.0 + 0.9 / 2.0 * 0.5)
@@ -107,7 +115,7 @@ def test_the_choice_is_the_best_tree_there_is(seed: int) -> None:
         for nodes in itertools.combinations(range(n), size)
         if all(parents[node] in (-1, *nodes) for node in nodes)
     )
-    choice = merged((token_ids, parents, rates)).choose(n, True, costs_of(seconds), 0, 1e-3 * price)
+    choice = choose(merged((token_ids, parents, rates)), n, True, costs_of(seconds), 1e-3 * price)
     assert value(choice[3]) == pytest.approx(best, abs=1e-6)
     assert choice[-1] == pytest.approx(1.0 + sum(survivals[node] for node in choice[3]))
     assert paths(*choice[:2]) == [paths(token_ids, parents)[node] for node in choice[3]]
@@ -121,13 +129,13 @@ def test_a_dip_in_the_cost_is_found_behind_a_hill() -> None:
 
 def test_fixed_nodes_come_first_and_stay() -> None:
     both = (([1, 2], [-1, -1], [0.9, 0.05]), ([3, 4], [-1, 0], [0.01, 0.01]))
-    token_ids, parents, owners, nodes, num_nodes, num_fixed, _ = merged(*both, fixed=1).choose(
-        8, True, costs_of([1.0, 9.0, 99.0, 999.0, 9999.0]), 0, 1e-3
+    token_ids, parents, owners, nodes, num_nodes, num_fixed, _ = choose(
+        merged(*both, fixed=1), 8, True, costs_of([1.0, 9.0, 99.0, 999.0, 9999.0]), 1e-3
     )
     assert (token_ids, parents, owners, nodes) == ((3, 4), (-1, 0), (1, 1), (0, 1))
     assert (num_nodes, num_fixed) == (4, 2)
     assert chosen(merged(*both, fixed=1), [1.0] * 5, 1.0) == 4
     # Without costs, or where no other is wanted, they are all there is; and never more than there may be.
-    assert merged(*both, fixed=1).choose(8, True, None, 0, 0.0)[0] == (3, 4)
-    assert merged(*both, fixed=1).choose(8, False, costs_of([1.0] * 5), 0, 1e-3)[0] == (3, 4)
-    assert merged(*both, fixed=1).choose(1, True, costs_of([1.0] * 5), 0, 1e-3)[0] == (3,)
+    assert choose(merged(*both, fixed=1), 8, True, None, 0.0)[0] == (3, 4)
+    assert choose(merged(*both, fixed=1), 8, False, costs_of([1.0] * 5), 1e-3)[0] == (3, 4)
+    assert choose(merged(*both, fixed=1), 1, True, costs_of([1.0] * 5), 1e-3)[0] == (3,)

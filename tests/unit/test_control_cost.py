@@ -24,38 +24,40 @@ def test_curve_is_straight_between_sizes_and_beyond_them() -> None:
 
 def test_context_costs_per_token_and_per_row() -> None:
     costs = StepCosts(CURVE)
-    assert costs.step_s(4, 100) == pytest.approx(13.0 + DEFAULT_OVERHEAD_S)
-    assert costs.step_s(4, 300) == pytest.approx(13.0 + 200 * (0.01 + 4 * 0.001) + DEFAULT_OVERHEAD_S)
+    assert costs.step_s(4, 1, 100) == pytest.approx(13.0 + DEFAULT_OVERHEAD_S)
+    assert costs.step_s(4, 1, 300) == pytest.approx(13.0 + 200 * (0.01 + 4 * 0.001) + DEFAULT_OVERHEAD_S)
     # A context that is much shorter can't make a pass free.
-    assert costs.step_s(1, 0) >= 5.0
+    assert costs.step_s(1, 1, 0) >= 5.0
 
 
 def test_all_sizes_at_once_are_the_single_ones() -> None:
     costs = StepCosts(CURVE)
     for i in range(50):
-        costs.learn(1 + i % 5, 120, 12.0 + i % 3, 1e-3)
+        costs.learn(1 + i % 5, 1, 120, i % 5 == 0, 12.0 + i % 3, 1e-3)
     for context_len in (0, 100, 2000):
-        assert costs.steps_s(20, context_len) == pytest.approx([costs.step_s(m, context_len) for m in range(21)])
+        assert costs.steps_s(0, 21, 1, context_len) == pytest.approx(
+            [costs.step_s(m, 1, context_len) for m in range(21)]
+        )
 
 
 def test_corrections_follow_the_machine_and_each_size() -> None:
     costs = StepCosts(CURVE)
     for _ in range(400):
-        costs.learn(1, 100, 20.0, 0.5)
-        costs.learn(4, 100, 39.0, 0.5)
-    assert costs.step_s(1, 100) == pytest.approx(20.5, rel=0.02)
-    assert costs.step_s(4, 100) == pytest.approx(39.5, rel=0.02)
+        costs.learn(1, 1, 100, True, 20.0, 0.5)
+        costs.learn(4, 1, 100, False, 39.0, 0.5)
+    assert costs.step_s(1, 1, 100) == pytest.approx(20.5, rel=0.02)
+    assert costs.step_s(4, 1, 100) == pytest.approx(39.5, rel=0.02)
     # A size that was not run is as much slower as the machine.
-    assert costs.step_s(8, 100) > 1.2 * 21.0
+    assert costs.step_s(8, 1, 100) > 1.2 * 21.0
 
 
 def test_one_page_fault_is_no_trend_but_a_lasting_slowdown_is_learned() -> None:
     costs = StepCosts(CURVE)
-    costs.learn(1, 100, 10_000.0, 0.0)
-    assert costs.step_s(1, 100) < 14.0
+    costs.learn(1, 1, 100, True, 10_000.0, 0.0)
+    assert costs.step_s(1, 1, 100) < 14.0
     for _ in range(300):
-        costs.learn(1, 100, 100.0, 0.0)
-    assert costs.step_s(1, 100) == pytest.approx(100.0, rel=0.05)
+        costs.learn(1, 1, 100, True, 100.0, 0.0)
+    assert costs.step_s(1, 1, 100) == pytest.approx(100.0, rel=0.05)
 
 
 class Clock:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from forerun.control import planner as planner_module
 from forerun.control.acceptance import AcceptanceTable, RequestRates
+from forerun.control.controller import Ask, Controller, StepLoad, StepTimes
 from forerun.control.cost import CostCurve, StepCosts
-from forerun.control.planner import Planner
+from forerun.control.planner import Plan, Planner
 from forerun.control.speculator import Speculator
-from forerun.drafters.base import NOTHING, Budget, DraftContext, Drafter, Policy, Proposal
-from forerun.errors import EngineFault
-from forerun.types import Draft, StepTimings
+from forerun.drafters.base import NOTHING, Budget, DraftContext, Drafter, DrafterSource, Policy, Proposal
+from forerun.errors import EngineFault, ForerunError
+from forerun.types import Draft
 from tests.helpers.drafting import context
 from tests.helpers.engines import QuietDrafter
 
 NUM_IDS = 50
+LOAD = StepLoad(num_decoding=1, num_prompt_rows=0, num_seqs=1, context_len=100.0)
 OVERHEAD_S = 2e-4
 
 
@@ -68,8 +70,21 @@ class Simulation:
         return SimulatedDrafter(self)
 
     def planner(self, curve: CostCurve | None = None) -> Planner:
+        """The planner of a request, and a controller for it."""
         curve = curve or CostCurve(tuple(range(1, 65)), tuple(self.pass_s(rows) for rows in range(1, 65)), 0, 0.0, 0.0)
-        return Speculator([self], lambda: StepCosts(curve)).open(context([1]))
+        self.controller = Controller(lambda: StepCosts(curve), 64, 64)
+        return opened([self])
+
+    def plan(self, planner: Planner, max_nodes: int) -> Plan:
+        """A step of one request.
+
+        Raises:
+            EngineFault: what the plan says was wrong with the drafters.
+        """
+        [plan] = self.controller.plan(LOAD, [Ask(planner, max_nodes)])
+        if isinstance(plan, ForerunError):
+            raise plan
+        return plan
 
     def run(self, planner: Planner, num_steps: int) -> float:
         """Tokens per second over some steps."""
@@ -79,7 +94,7 @@ class Simulation:
             self.truth = [rng.randrange(NUM_IDS) for _ in range(self.k + 1)]
             self.rng = rng
             step_began = self.now
-            plan = planner.plan(self.k, 100)
+            plan = self.plan(planner, self.k)
             draft_s = self.now - step_began
             draft = plan.draft
             num_right = 0
@@ -89,11 +104,19 @@ class Simulation:
             forward_s = self.pass_s(1 + draft.num_nodes)
             self.now += forward_s + OVERHEAD_S
             planner.advance(plan, emitted)
-            planner.learn(plan, len(emitted), StepTimings(draft_s, forward_s, 0.0, self.now - step_began))
+            plan = replace(plan, draft_s=draft_s)  # by the simulation's clock
+            times = StepTimes(forward_s, self.now - step_began)
+            self.controller.learn(LOAD, [planner], [plan], [len(emitted)], times)
             self.tokens += len(emitted)
             self.counts.append(draft.num_nodes)
             self.step += 1
         return (self.tokens - tokens) / (self.now - began)
+
+
+def opened(sources: Sequence[DrafterSource]) -> Planner:
+    planner = Speculator(sources).open(context([1]))
+    assert planner is not None
+    return planner
 
 
 class SimulatedDrafter(QuietDrafter):
@@ -194,7 +217,8 @@ def test_a_worthless_second_drafter_changes_next_to_nothing() -> None:
         bad = Simulation(cheap_rows, lambda step, depth: 0.0, seed=9)
         sources = [good, *[bad] * num_worthless]
         curve = CostCurve(tuple(range(1, 65)), tuple(cheap_rows(rows) for rows in range(1, 65)), 0, 0.0, 0.0)
-        planner = Speculator(sources, lambda: StepCosts(curve)).open(context([1]))
+        good.planner(curve)
+        planner = opened(sources)
         bad.rng, bad.truth = random.Random(2), [0] * 9
         return good.run(planner, 3000)
 
@@ -222,13 +246,13 @@ def test_decisions_say_what_was_expected_and_why() -> None:
     planner = simulation.planner()
     simulation.run(planner, 300)
     simulation.truth, simulation.rng = [1] * 9, random.Random(0)
-    decision = planner.plan(8, 100).decision
+    decision = simulation.plan(planner, 8).decision
     assert decision is not None
     assert decision.reason == "pays"
     assert decision.num_proposed == 8
     assert 4.0 < decision.expected_tokens < 9.0
     assert decision.expected_s == pytest.approx(cheap_rows(9) + OVERHEAD_S, rel=0.1)
-    assert planner.plan(0, 100).decision.reason == "silent"  # type: ignore[union-attr]
+    assert simulation.plan(planner, 0).decision.reason == "silent"  # type: ignore[union-attr]
 
 
 def test_free_drafters_are_told_what_can_not_pay() -> None:
@@ -244,7 +268,7 @@ def test_free_drafters_are_told_what_can_not_pay() -> None:
         told.clear()
         simulation = Simulation(pass_s, lambda step, depth: 0.9)
         simulation.open = lambda context: Listening()  # type: ignore[method-assign]
-        plan = simulation.planner().plan(8, 100)
+        plan = simulation.plan(simulation.planner(), 8)
         assert told == pytest.approx([least * 2.5e-3 / (2.5e-3 + OVERHEAD_S)] * 8)
         assert plan.decision is not None
         assert (plan.decision.reason, plan.draft.num_nodes) == ("silent", 0)
@@ -268,7 +292,7 @@ def test_a_drafter_that_breaks_its_promises_is_a_fault() -> None:
         simulation = Simulation(cheap_rows, lambda step, depth: 0.9)
         simulation.open = lambda context, proposal=proposal: Liar(proposal)  # type: ignore[method-assign]
         with pytest.raises(EngineFault, match=message):
-            simulation.planner().plan(2, 100)
+            simulation.plan(simulation.planner(), 2)
 
 
 def test_drafters_are_closed_once_also_when_another_fails_to_open() -> None:
@@ -287,7 +311,7 @@ def test_drafters_are_closed_once_also_when_another_fails_to_open() -> None:
 
     bad.open = fail  # type: ignore[method-assign]
     with pytest.raises(EngineFault):
-        Speculator([good, bad], lambda: StepCosts(CostCurve.flat(1.0))).open(context([1]))
+        Speculator([good, bad]).open(context([1]))
     assert closed == ["closed"]
 
 

@@ -4,13 +4,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from forerun.engine.batches import decode_batch, prompt_batch
+from forerun.batch import Batch, DraftPiece, PromptPiece, StepBatch
+from forerun.engine.pieces import draft_piece, prompt_piece
 from forerun.engine.sequence import Sequence
 from forerun.errors import EngineFault
 from forerun.kv.pages import PageManager
 from forerun.ops import create_executor
 from forerun.ops.native import NativeExecutor
-from forerun.types import Batch, Draft, DraftBatch
+from forerun.types import Draft
 from tests.helpers.toy_llama import ToyLlama
 
 
@@ -21,7 +22,17 @@ def toy_executor(toy: ToyLlama) -> NativeExecutor:
 
 
 def make(num_prompt: int, max_len: int = 64) -> Sequence:
-    return Sequence(1, range(100, 100 + num_prompt), max_len, PageManager(8))
+    sequence = Sequence(1, range(100, 100 + num_prompt), max_len, PageManager(8))
+    sequence.open()
+    return sequence
+
+
+def prompt_batch(sequence: Sequence, end: int) -> StepBatch:
+    return StepBatch(prompt_piece(sequence, end, int(end == sequence.committed_len)))
+
+
+def decode_batch(sequence: Sequence, draft: Draft) -> StepBatch:
+    return StepBatch(draft_piece(sequence, draft))
 
 
 def as_lists(batch: Batch) -> dict[str, list[int]]:
@@ -108,6 +119,7 @@ def test_lengths_keep_their_order() -> None:
 def test_pages_come_as_slots_are_reserved() -> None:
     pages = PageManager(8)
     sequence = Sequence(1, [1] * 5, 64, pages)
+    sequence.open()
     sequence.reserve(16)
     assert sequence.page_table.tolist() == [0]
     sequence.reserve(33)
@@ -122,6 +134,7 @@ def test_the_native_backend_fills_in_the_rows_that_the_batch_spells_out(seed: in
     toy = ToyLlama()
     compact, spelled_out = toy_executor(toy), toy_executor(toy)
     sequence = Sequence(1, [rng.randrange(toy.vocab_size) for _ in range(rng.randrange(1, 40))], 200, PageManager(16))
+    sequence.open()
     num_nodes, is_chain = rng.choice((0, 1, 5, 20)), rng.random() < 0.4
     parents = tuple(node - 1 if is_chain else rng.randrange(-1, node) for node in range(num_nodes))
     token_ids = tuple(rng.randrange(toy.vocab_size) for _ in parents)
@@ -153,4 +166,45 @@ def test_rows_that_make_no_sense_are_a_fault() -> None:
         ((10**6,), (-1,), 4, "outside the vocabulary"),
     ):
         with pytest.raises(EngineFault, match=message):
-            target.forward(DraftBatch(1, node_ids, parents, root, table))
+            target.forward(StepBatch(DraftPiece(1, node_ids, parents, root, table)))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pieces_of_several_sequences_are_one_batch(seed: int) -> None:
+    """What the backend fills in, what the batch spells out and what each piece gives alone are the same bits."""
+    rng = random.Random(seed)
+    toy = ToyLlama()
+    together, spelled_out, alone = (toy_executor(toy) for _ in range(3))
+    pages = PageManager(16)
+    sequences = []
+    for number in range(rng.randrange(2, 5)):
+        text = [rng.randrange(toy.vocab_size) for _ in range(rng.randrange(1, 40))]
+        sequence = Sequence(number, text, 60, pages)
+        sequence.open()
+        sequence.reserve(min(sequence.committed_len + 12, 60))
+        sequences.append(sequence)
+    pieces: list[DraftPiece | PromptPiece] = []
+    for sequence in sequences:
+        if rng.random() < 0.5:
+            end = rng.randrange(1, sequence.committed_len + 1)
+            pieces.append(prompt_piece(sequence, end, rng.choice((0, 1, end))))
+            continue
+        for target in (together, spelled_out, alone):
+            target.forward(prompt_batch(sequence, sequence.committed_len))
+        parents = tuple(rng.randrange(-1, node) for node in range(rng.randrange(9)))
+        ids = tuple(rng.randrange(toy.vocab_size) for _ in parents)
+        pieces.append(draft_piece(sequence, Draft(ids, parents, ("test",) * len(ids), (None,) * len(ids))))
+    batch = StepBatch(*pieces)
+    full = Batch(**{name: getattr(batch, name) for name in Batch.__slots__})
+    expected = spelled_out.forward(full)
+    got = together.forward(batch)
+    assert (got.logits == expected.logits).all()
+    begin = 0
+    for piece in pieces:
+        own = alone.forward(StepBatch(piece))
+        part = got.part(begin, begin + piece.num_logits)
+        assert len(own.logits) == piece.num_logits
+        assert part.argmax_ids == own.argmax_ids == part.argmax.tolist()
+        assert (part.logits == own.logits).all()
+        begin += piece.num_logits
+    assert begin == len(got.argmax_ids)

@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 
+from forerun.batch import Batch
 from forerun.drafters.base import Budget, DraftContext, Proposal
+from forerun.engine.jobs import Job
 from forerun.engine.request import prepare
 from forerun.errors import EngineFault, RequestError
-from forerun.types import Batch, Draft, ForwardOutput, SamplingParams
+from forerun.types import Draft, ForwardOutput, SamplingParams
 from tests.helpers.engines import Answer, FakeEngine, QuietDrafter, Scripted, decode_naively, right, wrong_from
 
 PROMPT = [3, 4, 5, 6, 3, 4, 5]
@@ -76,7 +78,7 @@ def test_the_prompt_runs_in_pieces_and_wants_one_row_of_logits(engine: FakeEngin
 
 
 def test_an_abandoned_stream_gives_its_pages_back(engine: FakeEngine) -> None:
-    stream = engine.engine.run(prepare(PROMPT, PARAMS, "coupled", engine.limits))
+    stream = engine.engine.run(Job(prepare(PROMPT, PARAMS, "coupled", engine.limits)))
     assert engine.pages.num_free == engine.pages.num_pages  # nothing happens before the first event
     next(stream)
     assert engine.pages.num_free < engine.pages.num_pages
@@ -85,14 +87,16 @@ def test_an_abandoned_stream_gives_its_pages_back(engine: FakeEngine) -> None:
     assert works(engine)
 
 
-def test_a_second_request_at_the_same_time_is_refused_and_harms_nothing(engine: FakeEngine) -> None:
-    request = prepare(PROMPT, PARAMS, "coupled", engine.limits)
-    first = engine.engine.run(request)
-    events = [next(first)]
-    with pytest.raises(RequestError, match="running another request"):
-        next(engine.engine.run(request))
-    events += first
-    assert Answer.of(events[-1].completion) == decode_naively(PROMPT, PARAMS, 0)  # type: ignore[arg-type]
+def test_streams_that_are_read_in_turns_run_together(engine: FakeEngine) -> None:
+    job = Job(prepare(PROMPT, PARAMS, "coupled", engine.limits))
+    streams = [engine.engine.run(job) for _ in range(3)]
+    events = [
+        [event for _, (_, event) in zip(range(number), stream, strict=False)] for number, stream in enumerate(streams)
+    ]
+    for own, stream in zip(reversed(events), reversed(streams), strict=True):
+        own += [event for _, event in stream]
+        assert Answer.of(own[-1].completion) == decode_naively(PROMPT, PARAMS, 0)  # type: ignore[arg-type]
+    assert max(len(batch.logit_rows) for batch in engine.target.passes) > 1
     assert works(engine)
 
 
@@ -156,7 +160,7 @@ def test_a_full_cache_is_refused_and_harms_nothing(engine: FakeEngine) -> None:
     engine.pages.extend(99, 16 * (engine.pages.num_pages - 1))
     long: dict[str, Any] = {"max_tokens": None, "ignore_eos": True}
     with pytest.raises(RequestError, match="pages of the KV cache"):
-        list(engine.engine.run(prepare(PROMPT, SamplingParams(**long), "coupled", engine.limits)))
+        list(engine.engine.run(Job(prepare(PROMPT, SamplingParams(**long), "coupled", engine.limits))))
     engine.pages.free(99)
     assert works(engine)
 

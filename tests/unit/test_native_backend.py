@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import forerun._native as _native
+from forerun.batch import Batch
 from forerun.errors import ConfigError, EngineFault, LoadError
 from forerun.ops import create_executor
 from forerun.ops.base import AttentionSpec, KvType, Weight
@@ -25,7 +26,6 @@ from forerun.ops.native import (
     rows_of_heads,
 )
 from forerun.ops.recorder import OP_NAMES
-from forerun.types import Batch
 from tests.helpers.gguf_files import tiny_llama_metadata, tiny_llama_tensors, write_gguf, write_tiny_llama
 from tests.helpers.native import assert_same_bits, executor_config, loaded, native, text_logits
 from tests.helpers.toy_llama import ToyLlama, chain_batch, f32_weight, merge_batches, pages_for

@@ -1,9 +1,10 @@
 import random
+from collections.abc import Sequence
 
 import pytest
 
 from forerun.errors import ConfigError, EngineFault, RequestError
-from forerun.kv.pages import PageManager, num_pages_for
+from forerun.kv.pages import PageManager, PrefixDigests, num_pages_for
 from forerun.types import PAGE_TOKENS
 
 
@@ -81,12 +82,21 @@ def text(*page_ids: int, rest: int = 1) -> list[int]:
     return [token_id for token_id in page_ids for _ in range(PAGE_TOKENS)] + [99] * rest
 
 
+def digests(token_ids: Sequence[int], num_tokens: int | None = None, salt: str = "") -> Sequence[bytes]:
+    return PrefixDigests(salt).of(token_ids, len(token_ids) if num_tokens is None else num_tokens)
+
+
+def open_text(pages: PageManager, sequence_id: int, token_ids: Sequence[int]) -> int:
+    """Opens a sequence, whose last token must be run; slots that were known."""
+    return pages.open(sequence_id, digests(token_ids, len(token_ids) - 1))
+
+
 def serve(pages: PageManager, sequence_id: int, token_ids: list[int]) -> tuple[int, tuple[int, ...]]:
     """A request from beginning to end: slots that were known, and its pages."""
-    known = pages.open(sequence_id, token_ids)
+    known = open_text(pages, sequence_id, token_ids)
     pages.extend(sequence_id, len(token_ids))
     table = pages.page_table(sequence_id)
-    pages.publish(sequence_id, token_ids)
+    pages.publish(sequence_id, digests(token_ids))
     pages.free(sequence_id)
     pages.check_integrity()
     return known, table
@@ -106,7 +116,7 @@ def test_a_text_that_begins_like_another_starts_with_its_pages() -> None:
 def test_sequences_that_run_share_pages_and_each_counts() -> None:
     pages = PageManager(6)
     serve(pages, 1, text(1, 2))
-    assert pages.open(2, text(1, 2)) == pages.open(3, text(1, 2, 3)) == 32
+    assert open_text(pages, 2, text(1, 2)) == open_text(pages, 3, text(1, 2, 3)) == 32
     pages.check_integrity()
     assert pages.page_table(2) == pages.page_table(3) == (0, 1)
     assert (pages.num_free, pages.num_kept) == (4, 0)
@@ -125,9 +135,9 @@ def test_the_least_recently_used_text_goes_first_and_its_last_page_before_others
     pages.open(4)
     pages.extend(4, 4 * PAGE_TOKENS)
     assert (pages.num_free, pages.num_kept) == (3, 3)
-    assert pages.open(5, text(3, 4)) == PAGE_TOKENS
+    assert open_text(pages, 5, text(3, 4)) == PAGE_TOKENS
     pages.extend(5, 2 * PAGE_TOKENS)
-    assert pages.open(6, text(1, 2)) == PAGE_TOKENS
+    assert open_text(pages, 6, text(1, 2)) == PAGE_TOKENS
     pages.check_integrity()
     with pytest.raises(RequestError, match="0 of its 7 pages are free"):
         pages.extend(6, 2 * PAGE_TOKENS)
@@ -137,10 +147,10 @@ def test_the_least_recently_used_text_goes_first_and_its_last_page_before_others
 def test_what_two_have_computed_is_kept_once() -> None:
     pages = PageManager(6)
     for sequence_id in (1, 2):
-        assert pages.open(sequence_id, text(1, 2)) == 0
+        assert open_text(pages, sequence_id, text(1, 2)) == 0
         pages.extend(sequence_id, 3 * PAGE_TOKENS)
     for sequence_id in (1, 2):
-        pages.publish(sequence_id, text(1, 2))
+        pages.publish(sequence_id, digests(text(1, 2)))
     for sequence_id in (1, 2):
         pages.free(sequence_id)
     pages.check_integrity()
@@ -150,11 +160,11 @@ def test_what_two_have_computed_is_kept_once() -> None:
 def test_forgetting_keeps_nothing_and_harms_nobody() -> None:
     pages = PageManager(6)
     serve(pages, 1, text(1, 2))
-    assert pages.open(2, text(1, 2)) == pages.open(3, text(1, 2)) == 32
+    assert open_text(pages, 2, text(1, 2)) == open_text(pages, 3, text(1, 2)) == 32
     pages.forget()
     pages.check_integrity()
     assert pages.page_table(2) == pages.page_table(3) == (0, 1)
-    assert pages.open(4, text(1, 2)) == 0
+    assert open_text(pages, 4, text(1, 2)) == 0
     for sequence_id in (2, 3, 4):
         pages.free(sequence_id)
     pages.check_integrity()
@@ -186,11 +196,11 @@ def test_random_requests_find_what_a_dictionary_of_prefixes_finds(seed: int) -> 
                     # Another request may have filled it before: with the same.
                     assert content[page] in ((), tuple(token_ids[: (i + 1) * PAGE_TOKENS]))
                     content[page] = tuple(token_ids[: (i + 1) * PAGE_TOKENS])
-            pages.publish(sequence_id, token_ids[:num_cached])
+            pages.publish(sequence_id, digests(token_ids, num_cached))
             pages.free(sequence_id)
         else:
             token_ids = text(*(rng.randrange(2) for _ in range(rng.randrange(5))), rest=rng.randrange(1, 20))
-            known = pages.open(number, token_ids)
+            known = open_text(pages, number, token_ids)
             for i, page in enumerate(pages.page_table(number)):
                 assert content[page] == tuple(token_ids[: (i + 1) * PAGE_TOKENS])
             num_known += known
@@ -206,3 +216,23 @@ def test_random_requests_find_what_a_dictionary_of_prefixes_finds(seed: int) -> 
         pages.check_integrity()
     assert num_known > 1000
     assert num_refused > 10 or num_pages == 20
+
+
+def test_digests_name_whole_prefixes_and_salts_share_nothing() -> None:
+    long = text(1, 2, 3)
+    whole = digests(long)
+    assert len(whole) == len(set(whole)) == 3
+    assert digests(long, 2 * PAGE_TOKENS + 5) == whole[:2]
+    growing = PrefixDigests()
+    assert [list(growing.of(long[:n], n)) for n in (20, 40, len(long))] == [list(whole[:n]) for n in (1, 2, 3)]
+    assert digests(text(2, 2, 3))[1:] != whole[1:]
+    assert not set(whole) & set(digests(long, salt="a"))
+    assert digests(long, salt="a") == digests(long, salt="a") != digests(long, salt="b")
+
+
+def test_known_pages_are_counted_up_to_the_first_that_is_not() -> None:
+    pages = PageManager(6)
+    serve(pages, 1, text(1, 2))
+    assert pages.num_known(digests(text(1, 2, 3))) == 2
+    assert pages.num_known(digests(text(2, 2))) == 0
+    assert pages.num_used == 0

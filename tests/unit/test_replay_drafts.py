@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.replay_drafts import ALL, Recorded, emitted_of, replay
-from forerun.control.cost import StepCosts
 from forerun.control.speculator import Speculator
 from forerun.types import Draft, SamplingParams
 from tests.helpers.engines import EOS, FakeEngine, Scripted, ScriptedSource, decode_naively, right
@@ -38,7 +37,7 @@ def test_sums_by_category_and_time_by_the_curve() -> None:
     requests = [recorded(params, "a"), recorded(params, "b")]
     truth = requests[0].token_ids
     source = ScriptedSource(lambda context: Scripted([*truth, *[1] * 80], right(4)))
-    tallies = replay(Speculator([source], lambda: StepCosts(None)), requests)  # type: ignore[arg-type]
+    tallies = replay(Speculator([source]), requests)
     assert list(tallies) == [ALL, "a", "b"]
     assert tallies["a"] == tallies["b"]
     # 39 tokens after the first: seven steps of five, and one of four, for which no more than three nodes have room.
@@ -51,7 +50,7 @@ def test_sums_by_category_and_time_by_the_curve() -> None:
 
 def test_an_answer_of_one_token_has_no_steps() -> None:
     one = Recorded("a", (1,), (2,), frozenset(), SamplingParams(), MAX_TOKENS)
-    assert list(replay(Speculator([], lambda: StepCosts(None)), [one])) == [ALL]  # type: ignore[arg-type]
+    assert list(replay(Speculator([]), [one])) == [ALL]
 
 
 def test_emits_the_longest_right_path_and_what_follows() -> None:

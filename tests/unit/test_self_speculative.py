@@ -141,6 +141,8 @@ def test_a_target_without_layers_is_refused() -> None:
 def test_slots_are_reserved_or_not_and_never_an_error() -> None:
     pages = PageManager(3)
     sequence, other = Sequence(0, PROMPT, 40, pages), Sequence(1, PROMPT, 40, pages)
+    sequence.open()
+    other.open()
     assert sequence.try_reserve(16)
     assert sequence.page_table.size == 1
     assert not sequence.try_reserve(41)

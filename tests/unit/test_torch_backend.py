@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from forerun.batch import Batch
 from forerun.errors import ConfigError, EngineFault
 from forerun.ops import create_executor, torch_storage
 from forerun.ops import torch as torch_backend
 from forerun.ops.base import KvType
 from forerun.ops.torch import TorchExecutor
-from forerun.types import Batch
 from tests.helpers.toy_llama import ToyLlama, chain_batch, f32_weight, merge_batches, pages_for, tree_batch
 
 # With float32 storage only the order of sums differs. With float16 a key or value that lies within such a difference of

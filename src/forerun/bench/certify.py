@@ -25,6 +25,7 @@ from forerun.bench.chi_square import ChiSquare, chi_square
 from forerun.bench.prompts import Prompt, pick, spec_bench
 from forerun.drafters.spec import OFF, Speculation
 from forerun.engine.completion import Completion
+from forerun.engine.jobs import Job
 from forerun.engine.llm import LLM
 from forerun.engine.request import prepare
 from forerun.types import SamplingParams, VerifyRule
@@ -244,7 +245,7 @@ def _sample(
     for key in range(MAX_LAW_RUNS):
         if key >= MIN_LAW_RUNS and time.perf_counter() - began > max_s:
             break
-        *_, last = llm.engine.run(prepare(prompt, params, rule, llm.limits, noise_key=key), speculator)
+        *_, (_, last) = llm.engine.run(Job(prepare(prompt, params, rule, llm.limits, noise_key=key), speculator))
         assert last.completion is not None
         counts[work.add(last.completion).token_ids[:LAW_DEPTH]] += 1
         report(max(key / MAX_LAW_RUNS, min(1.0, (time.perf_counter() - began) / max_s)))

@@ -8,13 +8,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from statistics import median
 
+from forerun.batch import StepBatch
 from forerun.bench.fidelity import packaged_text
 from forerun.drafters.base import Budget, DraftContext, Drafter, DrafterOptions
 from forerun.drafters.spec import Speculation
-from forerun.engine.batches import decode_batch, prompt_batch
 from forerun.engine.llm import LLM
+from forerun.engine.pieces import draft_piece, prompt_piece
+from forerun.engine.run import MAX_STEP_NODES
 from forerun.engine.sequence import Sequence
-from forerun.engine.step import MAX_STEP_NODES
 from forerun.errors import ConfigError
 from forerun.types import Draft, SamplingParams
 
@@ -69,6 +70,7 @@ def measure_drafter(llm: LLM, options: DrafterOptions) -> DrafterCost:
             prediction=token_ids,
             slots=sequence,
         )
+        sequence.open()
         began = time.perf_counter()
         drafter = source.open(context)
         open_s = time.perf_counter() - began
@@ -93,14 +95,14 @@ def _follow(
     while sequence.cached_len < sequence.committed_len - 1:
         end = min(sequence.cached_len + MAX_STEP_NODES + 1, sequence.committed_len - 1)
         sequence.reserve(end)
-        llm.target.forward(prompt_batch(sequence, end))
+        llm.target.forward(StepBatch(prompt_piece(sequence, end, 0)))
         sequence.mark_cached(end)
     for token_id in token_ids:
         began = time.perf_counter()
         proposal = drafter.propose(Budget(MAX_NODES, (0.0,) * MAX_NODES, lambda cell: 0.5))
         proposed = time.perf_counter()
         sequence.reserve(sequence.committed_len)
-        llm.target.forward(decode_batch(sequence, Draft()))
+        llm.target.forward(StepBatch(draft_piece(sequence, Draft())))
         sequence.mark_cached(sequence.committed_len)
         sequence.commit((token_id,), num_cached=0)
         verified = time.perf_counter()

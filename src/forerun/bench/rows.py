@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from forerun.batch import Batch
 from forerun.kv.pages import num_pages_for
 from forerun.models.loader import LoadedModel
 from forerun.ops import create_executor
 from forerun.ops.base import Executor, ExecutorConfig, KvType
-from forerun.types import Batch, Int32Array
+from forerun.types import Int32Array
 
 
 def bind(model: LoadedModel, num_slots: int, max_rows: int, kv_type: KvType, num_threads: int | None) -> Executor:

@@ -56,11 +56,18 @@ class StepCosts(_native.StepCosts):
     """Predicts steps from a curve, and learns from those that were run.
 
     A correction for all sizes follows the machine (clock, neighbours); one per size follows the curve's own error.
-    `step_s` is what a step of so many rows should take, drafting apart, and `steps_s` the same for 0 to max_rows rows.
-    `learn` takes in a step: seconds of its pass, and of everything else but drafting, which counts for plain steps.
-    `is_plain_due` says that a plain step should be run to see what it takes, since that is the measure of everything.
+    `step_s` is what a step should take, drafting apart, by its rows, its sequences and the tokens that each of these
+    has on the average; `steps_s` the same for several numbers of rows. More rows than the curve has cost what those of
+    its upper half do. `learn` takes in a step: seconds of its pass, and of everything else but drafting, which counts
+    for steps of one row per sequence. `is_due` says that a step of so many rows should be run to see what it takes:
+    what plain steps take is the measure of everything.
+
+    Attributes:
+        context_len: tokens at which the curve was measured.
     """
 
     def __init__(self, curve: CostCurve) -> None:
-        by_rows, context_len = curve.by_rows(), curve.context_len
-        super().__init__(by_rows, context_len, curve.per_token_s, curve.per_token_row_s, DEFAULT_OVERHEAD_S)
+        self.context_len = curve.context_len
+        super().__init__(
+            curve.by_rows(), curve.context_len, curve.per_token_s, curve.per_token_row_s, DEFAULT_OVERHEAD_S
+        )

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
+from forerun.batch import Batch
 from forerun.control.cost import CostCurve
 from forerun.errors import RequestError
 from forerun.kv.pages import PageManager
 from forerun.ops.base import Executor
-from forerun.types import PAGE_TOKENS, Batch, Int32Array
+from forerun.types import PAGE_TOKENS, Int32Array
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 64)  # kernels take rows by eights and sixteens
 # Large passes of a slow model would take longest and are never worth it.

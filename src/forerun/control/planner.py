@@ -1,18 +1,18 @@
-"""Chooses what each step of a request drafts, and learns from what came of it."""
+"""Gathers what the drafters of one request propose for a step, and learns from what came of it."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forerun.control.acceptance import AcceptanceTable, RequestRates
-from forerun.control.candidates import Candidates, least_survival
-from forerun.control.cost import StepCosts
+from forerun.control.candidates import Candidates
 from forerun.control.worth import Worth
 from forerun.drafters.base import NOTHING, Budget, DraftContext, Drafter, DrafterSource, Proposal
 from forerun.errors import EngineFault
-from forerun.types import MAX_DRAFT_NODES, Decision, DecisionReason, Draft, ForwardOutput, StepTimings
+from forerun.types import MAX_DRAFT_NODES, Decision, DecisionReason, Draft, ForwardOutput
 
 NO_DRAFT = Draft()
 PRICE_SMOOTHING = 1.0 / 32.0
@@ -20,7 +20,6 @@ PRICE_SMOOTHING = 1.0 / 32.0
 PROBE_SHARE = 0.005
 MIN_PROBE_STEPS = 16
 _NO_MINIMA = (0.0,) * MAX_DRAFT_NODES
-BOUND_STEPS = 16  # steps for which a bound of what may pay holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +30,56 @@ class Plan:
         draft: the chosen nodes.
         decision: why; None where nobody was asked.
         proposals: what each of the request's drafters proposed, chosen or not.
-        context_len: tokens in the cache at the step.
+        draft_s: seconds that asking them took.
     """
 
     draft: Draft
-    decision: Decision | None
+    decision: Decision | None = None
+    proposals: tuple[Proposal, ...] = ()
+    draft_s: float = 0.0
+
+
+NO_PLAN = Plan(NO_DRAFT)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the nodes of a step are worth and cost. Set by the controller, the same for all requests of a step.
+
+    Attributes:
+        plain_s: seconds of the step without drafts.
+        price_tok_per_s: tokens per second that the engine makes otherwise.
+        seconds: of the step with 0, 1, ... nodes.
+        free_minimum: what the likeliest node must survive with for any draft to pay.
+    """
+
+    plain_s: float
+    price_tok_per_s: float
+    seconds: Sequence[float]
+    free_minimum: float
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the drafters of a request said for a step; its `Candidates` hold the nodes.
+
+    Attributes:
+        proposals: what each drafter proposed.
+        spoken: the drafts of those that proposed something.
+        is_probe: whether a drafter was only tried out.
+        reason: why nothing was proposed; None where something was.
+        draft_s: seconds that asking took.
+    """
+
     proposals: tuple[Proposal, ...]
-    context_len: int
+    spoken: tuple[Draft, ...]
+    is_probe: bool
+    reason: DecisionReason | None
+    draft_s: float
+
+
+# Of one request: see `control.candidates`.
+Choice = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...], int, int, float]
 
 
 class _Lane:
@@ -97,25 +139,23 @@ class _Lane:
 
 
 class Planner:
-    """The controller of one request.
+    """One request's drafters and what is known of them. Which nodes are verified is the `Controller`'s choice.
 
     Args:
         sources: who drafts, with their acceptance tables.
-        costs: what steps take; None where every drafter is `fixed`, which needs none.
         context: of the request.
+
+    Attributes:
+        candidates: what was proposed for the step that is being planned, merged.
+        needs_costs: whether any drafter's nodes are verified only if they pay.
     """
 
-    def __init__(
-        self, sources: Sequence[tuple[DrafterSource, AcceptanceTable]], costs: StepCosts | None, context: DraftContext
-    ) -> None:
+    def __init__(self, sources: Sequence[tuple[DrafterSource, AcceptanceTable]], context: DraftContext) -> None:
+        self.candidates = Candidates()
         self._stream = context.stream
-        self._costs = costs
         self._lanes: list[_Lane] = []
-        self._tokens = self._seconds = 0.0  # decayed sums over steps
-        self._free_minima = _NO_MINIMA
-        self._num_plans = 0
+        self._tokens = self._units = 0.0  # decayed sums over steps
         self._worth = Worth()
-        self._candidates = Candidates()
         try:
             for source, table in sources:
                 drafter = source.open(context)
@@ -125,53 +165,63 @@ class Planner:
             self.close()
             raise
         self._reads_rows = any(lane.source.reads_rows for lane in self._lanes)
+        self._nobody = (NOTHING,) * len(self._lanes)
+        self.needs_costs = any(lane.source.policy == "adaptive" for lane in self._lanes)
         # Drafters that take time are tried rarely anyhow, and fixed ones are asked whatever they cost.
         self._may_rest = all(lane.source.is_free and lane.source.policy == "adaptive" for lane in self._lanes)
 
-    def plan(self, max_nodes: int, context_len: int) -> Plan:
-        """Asks the drafters and chooses, at most max_nodes nodes; max_nodes may be 0."""
+    @property
+    def has_drafters(self) -> bool:
+        """Whether anybody may ever propose something for this request."""
+        return bool(self._lanes)
+
+    @property
+    def speed(self) -> float:
+        """Tokens of this request in the time of a plain step, of late."""
+        return self._tokens / self._units if self._units else 1.0
+
+    def ask(self, max_nodes: int, terms: Terms | None) -> Asked:
+        """Asks the drafters, for at most max_nodes nodes; 0 asks nobody.
+
+        Args:
+            max_nodes: nodes that the step may have.
+            terms: what they are worth; None where everything proposed is verified whatever it costs.
+
+        Raises:
+            EngineFault: a drafter broke its promises.
+        """
         if max_nodes < 1:
-            nothing = Decision("silent", 0, 1.0, None, None)
-            return Plan(NO_DRAFT, nothing, (NOTHING,) * len(self._lanes), context_len)
-        costs, price, plain_s = self._costs, None, None
-        if costs is not None:
-            plain_s = costs.step_s(1, context_len)
-            price = max(1.0 / plain_s, self._tokens / self._seconds if self._seconds else 0.0)
-            if self._may_rest and not self._worth.asks():
-                resting = Decision("resting", 0, 1.0, plain_s, price)
-                return Plan(NO_DRAFT, resting, (NOTHING,) * len(self._lanes), context_len)
-            if self._num_plans % BOUND_STEPS == 0:
-                seconds = costs.steps_s(max_nodes + 1, context_len)
-                self._free_minima = (least_survival(seconds, price),) * MAX_DRAFT_NODES
-            self._num_plans += 1
-        candidates = self._candidates
+            return Asked(self._nobody, (), False, "silent", 0.0)
+        if terms is not None and self._may_rest and not self._worth.asks():
+            return Asked(self._nobody, (), False, "resting", 0.0)
+        began = time.perf_counter()
+        candidates = self.candidates
         candidates.clear()
         proposals, spoken = [], []
         is_probe = False
         for lane in self._lanes:
-            min_survivals, is_tried = self._min_survivals(lane, max_nodes, context_len, price)
+            min_survivals, is_tried = self._min_survivals(lane, max_nodes, terms)
             proposal = lane.propose(len(min_survivals), min_survivals)
             is_probe |= is_tried
             proposals.append(proposal)
             if proposal.cells:
                 lane.merge(proposal, self._must_keep(lane, proposal), candidates)
                 spoken.append(proposal.draft)
-        if not spoken:
-            silent = Decision("silent", 0, 1.0, plain_s, price)
-            return Plan(NO_DRAFT, silent, tuple(proposals), context_len)
-        takes_paying = costs is not None and not costs.is_plain_due
-        token_ids, parents, owners, nodes, num_proposed, num_fixed, expected_tokens = candidates.choose(
-            max_nodes, takes_paying, costs, context_len, price or 0.0
+        reason: DecisionReason | None = None if spoken else "silent"
+        return Asked(tuple(proposals), tuple(spoken), is_probe, reason, time.perf_counter() - began)
+
+    def silent(self, asked: Asked, plain_s: float | None, price: float | None) -> Plan:
+        """The plan of a step for which nothing was proposed."""
+        return Plan(
+            NO_DRAFT, Decision(asked.reason or "silent", 0, 1.0, plain_s, price), asked.proposals, asked.draft_s
         )
-        count = len(token_ids)
-        reason: DecisionReason = "fixed" if count == num_fixed else "probe" if is_probe else "pays"
-        decision = Decision(
-            reason=reason if count else "plain",
-            num_proposed=num_proposed,
-            expected_tokens=expected_tokens,
-            expected_s=costs.step_s(1 + count, context_len) if costs is not None else None,
-            price_tok_per_s=price,
-        )
+
+    def settle(self, asked: Asked, choice: Choice, expected_s: float | None, price: float | None) -> Plan:
+        """The plan of a step for which nodes were proposed, and these were chosen."""
+        token_ids, parents, owners, nodes, num_proposed, num_fixed, expected_tokens = choice
+        count, spoken = len(token_ids), asked.spoken
+        reason: DecisionReason = "fixed" if count == num_fixed else "probe" if asked.is_probe else "pays"
+        decision = Decision(reason if count else "plain", num_proposed, expected_tokens, expected_s, price)
         if len(spoken) == 1 and spoken[0].num_nodes == count:
             # A ratio rule has to know how nodes were drawn and why they are there. Only their drafter can say so, and
             # only of nodes that weren't merged with others' or chosen among.
@@ -182,12 +232,7 @@ class Planner:
             draft = Draft(token_ids, parents, origins, q_rows, self._stream)
         else:
             draft = NO_DRAFT
-        return Plan(draft, decision, tuple(proposals), context_len)
-
-    @property
-    def has_drafters(self) -> bool:
-        """Whether anybody may ever propose something for this request."""
-        return bool(self._lanes)
+        return Plan(draft, decision, asked.proposals, asked.draft_s)
 
     def observe(self, draft: Draft, rows: ForwardOutput) -> None:
         """Shows a target pass to the drafters that read rows."""
@@ -203,16 +248,20 @@ class Planner:
         for lane in self._lanes:
             lane.drafter.advance(emitted)
 
-    def learn(self, plan: Plan, num_emitted: int, timings: StepTimings) -> None:
-        """Takes in what a step took."""
+    def learn(self, plan: Plan, num_emitted: int, token_s: float, excess_s: float, units: float) -> None:
+        """Takes in what a step took.
+
+        Args:
+            plan: of the step.
+            num_emitted: tokens of this request.
+            token_s: seconds in which the engine makes a token by plain decoding.
+            excess_s: seconds by which the step was longer for this request's drafts.
+            units: how long the step was, in plain steps.
+        """
         self._tokens += num_emitted - PRICE_SMOOTHING * self._tokens
-        self._seconds += timings.total_s - PRICE_SMOOTHING * self._seconds
-        if self._costs is not None:
-            overhead_s = timings.total_s - timings.forward_s - timings.draft_s
-            plain_s = self._costs.step_s(1, plan.context_len)
-            self._costs.learn(1 + plan.draft.num_nodes, plan.context_len, timings.forward_s, overhead_s)
-            expected_tokens = plan.decision.expected_tokens if plan.decision else 1.0
-            self._worth.learn(plain_s, timings.total_s, num_emitted, expected_tokens)
+        self._units += units - PRICE_SMOOTHING * self._units
+        expected_tokens = plan.decision.expected_tokens if plan.decision else 1.0
+        self._worth.learn(token_s, token_s + excess_s, num_emitted, expected_tokens)
 
     def close(self) -> None:
         """The request is over."""
@@ -228,26 +277,23 @@ class Planner:
             return lane.source.policy == "fixed"
         return any(q_V is not None for q_V in proposal.draft.q_rows)
 
-    def _min_survivals(
-        self, lane: _Lane, max_nodes: int, context_len: int, price: float | None
-    ) -> tuple[Sequence[float], bool]:
+    def _min_survivals(self, lane: _Lane, max_nodes: int, terms: Terms | None) -> tuple[Sequence[float], bool]:
         """What each node must bring to pay for drafting and verifying it, and whether the drafter is only tried out.
 
         There is none where not even a node that is always right would pay.
         """
-        costs = self._costs
-        if lane.source.policy == "fixed":
+        if lane.source.policy == "fixed" or terms is None:
             return _NO_MINIMA[:max_nodes], False
-        if lane.source.is_free or costs is None or price is None:
-            return self._free_minima[:max_nodes], False
+        if lane.source.is_free:
+            return (terms.free_minimum,) * max_nodes, False
         if lane.step_s is None:
             return (0.0,), True
-        plain_s = costs.step_s(1, context_len)
-        probe_steps = math.ceil(lane.step_s / (PROBE_SHARE * plain_s))
+        probe_steps = math.ceil(lane.step_s / (PROBE_SHARE * terms.plain_s))
         if lane.num_silent >= max(probe_steps, MIN_PROBE_STEPS):
             return (0.0,), True
-        if price * (lane.step_s + max(costs.step_s(2, context_len) - plain_s, 0.0)) >= 1.0:
+        # A draft step takes everybody's time.
+        price, seconds = terms.price_tok_per_s, terms.seconds
+        if price * (lane.step_s + max(seconds[1] - seconds[0], 0.0)) >= 1.0:
             return (), False
-        seconds = costs.steps_s(max_nodes + 1, context_len)
-        rows = range(1, max_nodes + 1)
-        return [price * (lane.step_s + max(seconds[m + 1] - seconds[m], 0.0)) for m in rows], False
+        steps = range(min(max_nodes, len(seconds) - 1))
+        return [price * (lane.step_s + max(seconds[n + 1] - seconds[n], 0.0)) for n in steps], False

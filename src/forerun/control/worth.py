@@ -34,12 +34,13 @@ class Worth:
         """Whether the drafters are asked for the next step."""
         return self._rest_left % PEEK_STEPS == 0
 
-    def learn(self, plain_s: float, step_s: float, num_emitted: int, expected_tokens: float) -> None:
+    def learn(self, token_s: float, step_s: float, num_emitted: int, expected_tokens: float) -> None:
         """Takes in a step.
 
         Args:
-            plain_s: seconds that a step of plain decoding takes.
-            step_s: seconds that this one took, drafting included; a hitch counts as one plain step at most.
+            token_s: seconds in which the engine makes a token by plain decoding, for whomever.
+            step_s: the same for the request's token of this step, and what its drafts cost everybody on top; a hitch
+                counts as one plain token at most.
             num_emitted: tokens that came.
             expected_tokens: those that the controller had expected.
         """
@@ -47,7 +48,7 @@ class Worth:
             self._rest_left = 0 if expected_tokens >= WAKE_TOKENS else self._rest_left - 1
             return
         keep = 1.0 - 1.0 / WINDOW_STEPS
-        self._gain_s = keep * self._gain_s + max(num_emitted * plain_s - step_s, -plain_s)
+        self._gain_s = keep * self._gain_s + max(num_emitted * token_s - step_s, -token_s)
         self._seconds = keep * self._seconds + step_s
         self._num_judged += 1
         if self._num_judged >= TRIAL_STEPS and self._gain_s < -MIN_LOSS * self._seconds:

@@ -16,7 +16,7 @@ from forerun.drafters.base import NOTHING, Budget, DraftContext, DraftTarget, Po
 from forerun.drafters.chain import CHAIN_PRIORS, ChainDrafting, ChainOptions, ChainSettings, Sample
 from forerun.drafters.model_sequence import ModelSequence
 from forerun.drafters.vocabulary import SameVocabulary, Translation
-from forerun.kv.pages import PageManager, num_pages_for
+from forerun.kv.pages import PageManager
 from forerun.models.bound import BoundModel, bind_model, open_model
 from forerun.types import Draft, Float32Array, ForwardOutput
 
@@ -105,7 +105,7 @@ class DraftModelSource:
         self.sampler = target.sampler
         self.vocab_size = target.vocab_size
         self.chunk = target.settings.max_rows
-        self.pages = PageManager(num_pages_for(model.max_len))
+        self.pages = PageManager(model.num_pages)
         self.priors = CHAIN_PRIORS
         self._ids = itertools.count()
 
@@ -158,7 +158,7 @@ class DraftModelDrafter:
 
     def has_room(self, num_guesses: int, num_nodes: int) -> bool:
         """Whether the next guess fits; the others are there already, and where nodes are verified is not ours."""
-        return self._sequence.room > 0
+        return self._sequence.room > 0 and self._sequence.try_reserve()
 
     def is_step(self) -> bool:
         """See `ChainModel.is_step`."""

@@ -20,7 +20,7 @@ from forerun.drafters.draft_model import MAX_STEP_ROWS, DraftModelSource, bind_d
 from forerun.drafters.model_sequence import ModelSequence
 from forerun.drafters.vocabulary import SharedTokens, respell
 from forerun.errors import ConfigError
-from forerun.kv.pages import PageManager, num_pages_for
+from forerun.kv.pages import PageManager
 from forerun.models.bound import BoundModel
 from forerun.models.tokenizer import Tokenizer
 from forerun.types import Draft, DraftTraits, ForwardOutput, NoiseStream
@@ -101,7 +101,7 @@ class TextSource:
         self.model = model
         self.tokenizer: Tokenizer = target.tokenizer
         self.chunk = target.settings.max_rows
-        self.pages = PageManager(num_pages_for(model.max_len))
+        self.pages = PageManager(model.num_pages)
         self._num_opened = 0
 
     def open(self, context: DraftContext) -> TextDrafter:
@@ -137,7 +137,7 @@ class TextDrafter:
         written: list[int] = []
         for depth in range(min(self._source.k, budget.max_nodes, self._sequence.room)):
             survival *= budget.rate(min(depth, NUM_DEPTHS - 1))
-            if survival < budget.min_survivals[depth]:
+            if survival < budget.min_survivals[depth] or not self._sequence.try_reserve():
                 break
             is_step = len(self._sequence.token_ids) - self._sequence.cached_len <= MAX_STEP_ROWS
             began = time.perf_counter()

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from forerun.batch import Batch
+from forerun.errors import RequestError
 from forerun.kv.pages import PageManager
 from forerun.models.bound import BoundModel
-from forerun.types import Batch, ForwardOutput, Int32Array
+from forerun.types import ForwardOutput, Int32Array
 
 _NO_ROWS: Int32Array = np.empty(0, np.int32)
 _ROW_0: Int32Array = np.zeros(1, np.int32)
@@ -51,16 +53,22 @@ class ModelSequence:
         del self.token_ids[num_tokens:]
         self.cached_len = min(self.cached_len, num_tokens)
 
+    def try_reserve(self) -> bool:
+        """Whether all tokens have a place in the cache, which `run` needs; other requests may hold too much of it."""
+        try:
+            self._page_table += self._pages.extend(self._id, len(self.token_ids))
+        except RequestError:
+            return False
+        return True
+
     def run(self) -> ForwardOutput:
         """Computes what the cache lacks; at least the last token is run, whose row is the only one returned.
 
         Raises:
-            RequestError: the model's cache has too few free pages.
             EngineFault: the pass failed.
         """
         end = len(self.token_ids)
         start = min(self.cached_len, end - 1)
-        self._page_table += self._pages.extend(self._id, end)
         while True:
             stop = min(start + self._chunk, end)
             is_last = stop == end

@@ -23,11 +23,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from forerun.batch import Batch
 from forerun.drafters.base import Budget, DraftContext, DraftTarget, Policy, Proposal, TargetSlots
 from forerun.drafters.chain import CHAIN_PRIORS, ChainDrafting, ChainOptions, ChainSettings, Sample
 from forerun.errors import ConfigError, EngineFault
 from forerun.ops.base import Executor
-from forerun.types import Batch, Draft, Float32Array, ForwardOutput
+from forerun.types import Draft, Float32Array, ForwardOutput
 
 HALF = "half"
 _LAYERS = re.compile(r"half|[0-9]{1,6}|[0-9]{1,6}-[0-9]{1,6}(\.[0-9]{1,6}-[0-9]{1,6})*")

@@ -19,8 +19,10 @@ class Stats:
             so (completion_tokens - 1) / target_passes is tau, the mean number of tokens per pass.
         drafted_tokens: nodes that were proposed and ran through the target.
         accepted_tokens: nodes that were accepted and emitted.
-        prefill_s: seconds from the start to the first token.
+        prefill_s: seconds from when its turn came to the first token.
         decode_s: seconds of all steps after that.
+        queue_s: seconds until it was its turn.
+        num_preemptions: how often it had to wait again, since pages were short.
     """
 
     prompt_tokens: int
@@ -31,6 +33,8 @@ class Stats:
     accepted_tokens: int
     prefill_s: float
     decode_s: float
+    queue_s: float = 0.0
+    num_preemptions: int = 0
 
     @property
     def decode_tok_per_s(self) -> float:
@@ -50,6 +54,7 @@ class Completion:
         seed: the seed that gives this output again; None under a rule that does not promise it.
         logprobs: one entry per token of token_ids; None unless asked for.
         stats: counts and times.
+        prompt_logprobs: one entry per prompt token, None for the first; None unless asked for.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -59,6 +64,7 @@ class Completion:
     seed: int | None
     logprobs: tuple[TokenLogprob, ...] | None
     stats: Stats
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

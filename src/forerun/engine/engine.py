@@ -1,37 +1,42 @@
-"""Runs requests on a bound model, one at a time."""
+"""Runs requests on a bound model, many at once."""
 
 from __future__ import annotations
 
 import itertools
 import threading
-import time
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Generator
 
-from forerun.control.planner import Planner
-from forerun.control.speculator import Speculator
-from forerun.drafters.base import DraftContext
-from forerun.engine.completion import Completion, Stats, StreamEvent
+from forerun.control.controller import Controller
+from forerun.control.cost import StepCosts
+from forerun.engine.completion import StreamEvent
+from forerun.engine.jobs import EngineLoad, Job
 from forerun.engine.output import Output
-from forerun.engine.request import Request
+from forerun.engine.run import MAX_STEP_NODES, Run
+from forerun.engine.scheduler import Scheduler
 from forerun.engine.sequence import Sequence
-from forerun.engine.step import Run, StepOutcome, decode_step, prefill_step
-from forerun.errors import RequestError
+from forerun.engine.step import Machine, StepOutcome, run_step
+from forerun.errors import ForerunError
 from forerun.kv.pages import PageManager
 from forerun.models.detokenizer import TextStream
 from forerun.models.tokenizer import Tokenizer
 from forerun.ops.base import Executor
 from forerun.sampling.distribution import RowSampler
 from forerun.sampling.history import History
-from forerun.types import FinishReason
-from forerun.verify import drafting_stream
+from forerun.types import TokenLogprob
+
+DEFAULT_MAX_RUNNING = 64
+
+Event = StreamEvent | ForerunError
 
 
 class Engine:
     """A target, its sampler and its KV pages.
 
-    A request that fails or is dropped in the middle gives its pages back and leaves nothing behind.
+    Requests that fail or are cancelled give their pages back and leave nothing behind; the others never notice.
+
+    One thread at a time: `step`, `submit`, `cancel` and `check_integrity` are for whoever drives the engine. `run` may
+    be used by several threads, as long as nobody else drives it.
 
     Args:
         target: computes; its KV storage is at least `pages.num_pages` pages, its largest pass at least
@@ -39,143 +44,159 @@ class Engine:
         sampler: makes laws and draws.
         tokenizer: gives the text.
         pages: hands out the target's KV pages.
+        costs: gives what steps take; called when it is needed first, because measuring takes time.
         chunk: prompt rows per pass at most.
+        max_running: requests that have pages at the same time, at most; further ones wait. No more than there are rows
+            in a pass.
     """
 
     def __init__(
-        self, target: Executor, sampler: RowSampler, tokenizer: Tokenizer, pages: PageManager, chunk: int
+        self,
+        target: Executor,
+        sampler: RowSampler,
+        tokenizer: Tokenizer,
+        pages: PageManager,
+        costs: Callable[[], StepCosts],
+        chunk: int,
+        max_running: int = DEFAULT_MAX_RUNNING,
     ) -> None:
+        max_rows = max(chunk, MAX_STEP_NODES + 1)
+        assert 1 <= max_running <= max_rows
         self.pages = pages
-        self._target = target
-        self._sampler = sampler
+        self.controller = Controller(costs, chunk, max_rows)
+        self._machine = Machine(target, sampler, self.controller)
         self._tokenizer = tokenizer
-        self._chunk = chunk
-        self._sequence_ids = itertools.count()
-        self._running = threading.Lock()
+        self._scheduler = Scheduler(pages, max_running)
+        self._run_ids = itertools.count()
+        self._runs: dict[int, Run] = {}
+        # Of `run`:
+        self._turnstile = threading.Lock()
+        self._mail: dict[int, deque[tuple[int, Event]]] = {}
 
-    def run(self, request: Request, speculator: Speculator | None = None) -> Generator[StreamEvent]:
-        """Runs one request; each step is one event, and the last event holds the completion.
+    @property
+    def has_work(self) -> bool:
+        """Whether any request runs or waits."""
+        return bool(self._runs)
 
-        Nothing happens before the first event is asked for. Closing the iterator ends the request.
+    @property
+    def load(self) -> EngineLoad:
+        """What there is to do."""
+        scheduler, pages = self._scheduler, self.pages
+        return EngineLoad(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_pages=pages.num_pages,
+            num_used_pages=pages.num_used,
+            num_kept_pages=pages.num_kept,
+            num_preemptions=scheduler.num_preemptions,
+        )
 
-        Args:
-            request: what to run.
-            speculator: who drafts; None decodes plainly.
+    def submit(self, job: Job) -> int:
+        """Puts a request in line; nothing is computed. Returns its name."""
+        run_id = next(self._run_ids)
+        run = self._runs[run_id] = self._open(run_id, job)
+        self._scheduler.add(run)
+        return run_id
+
+    def step(self) -> list[tuple[int, Event]]:
+        """Runs one step of everything that may run.
+
+        Returns:
+            What came of it, by request: an event, of which the last holds the completion, or what ended the request.
+        """
+        if not self._runs:
+            return []
+        turns, outcomes = self._scheduler.schedule(self.controller.prompt_rows)
+        events: list[tuple[int, Event]] = [(run.run_id, self._end(run, error)) for run, error in outcomes]
+        if turns:
+            for run, outcome in run_step(turns, self._machine):
+                events.append((run.run_id, self._event(run, outcome)))
+        return events
+
+    def cancel(self, run_id: int) -> None:
+        """Ends a request and frees all that it holds; one that has ended is left as it is."""
+        run = self._runs.pop(run_id, None)
+        if run is not None:
+            self._scheduler.remove(run)
+            run.close()
+
+    def run(self, *jobs: Job) -> Generator[tuple[int, StreamEvent]]:
+        """Runs requests beside those of other callers.
+
+        Nothing happens before the first event is asked for. Closing the iterator ends the requests. Whoever asks for an
+        event drives the engine until there is one for him; those of others are kept for them.
+
+        Yields:
+            The place of a request among the jobs, and what a step gave it; its last event holds the completion.
 
         Raises:
-            RequestError: another request is running, or the KV cache has too few free pages.
+            RequestError: the KV cache has too few pages for one of them, whoever else is there.
             EngineFault: a promise inside the engine was broken.
         """
-        with (
-            self._one_at_a_time(),
-            self._open(request) as sequence,
-            self._plan(request, sequence, speculator) as planner,
-        ):
-            yield from self._steps(request, sequence, planner)
+        mail: deque[tuple[int, Event]] = deque()
+        places: dict[int, int] = {}
+        try:
+            with self._turnstile:
+                for place, job in enumerate(jobs):
+                    run_id = self.submit(job)
+                    places[run_id] = place
+                    self._mail[run_id] = mail
+            num_left = len(jobs)
+            while num_left:
+                with self._turnstile:
+                    while not mail:
+                        self._deliver()
+                run_id, event = mail.popleft()
+                if isinstance(event, ForerunError):
+                    raise event
+                num_left -= event.completion is not None
+                yield places[run_id], event
+        finally:
+            with self._turnstile:
+                for run_id in places:
+                    self.cancel(run_id)
+                    self._mail.pop(run_id, None)
 
-    def _start(self, request: Request, sequence: Sequence, planner: Planner | None) -> Run:
-        stream = TextStream(self._tokenizer, request.params.stop)
-        return Run(
-            request=request,
-            target=self._target,
-            sampler=self._sampler,
-            sequence=sequence,
-            history=History(request.params, request.prompt_token_ids),
-            output=Output(request, stream, self._tokenizer.vocab_size),
-            planner=planner,
+    def check_integrity(self) -> None:
+        """Raises EngineFault unless all bookkeeping is in order."""
+        self.pages.check_integrity()
+        self._scheduler.check_integrity()
+
+    def _deliver(self) -> None:
+        for run_id, event in self.step():
+            mail = self._mail.get(run_id)
+            if mail is not None:
+                mail.append((run_id, event))
+
+    def _open(self, run_id: int, job: Job) -> Run:
+        request = job.request
+        params = request.params
+        sequence = Sequence(
+            run_id,
+            request.prompt_token_ids,
+            request.max_len,
+            self.pages,
+            request.salt,
+            # A page that others have written has no logits to read.
+            reuses_prefix=params.prompt_logprobs is None,
         )
+        output = Output(request, TextStream(self._tokenizer, params.stop), self._tokenizer.vocab_size)
+        prompt_logprobs: list[TokenLogprob] | None = None if params.prompt_logprobs is None else []
+        return Run(run_id, job, sequence, History(params, request.prompt_token_ids), output, prompt_logprobs)
 
-    def _steps(self, request: Request, sequence: Sequence, planner: Planner | None) -> Iterator[StreamEvent]:
-        began = time.perf_counter()
-        run = self._start(request, sequence, planner)
-        outcome = prefill_step(run, self._chunk)
-        tally = _Tally(prefill_s=time.perf_counter() - began)
-        step = 0
-        while run.output.finish_reason is None:
-            yield StreamEvent(outcome.tokens, outcome.record)
-            step += 1
-            outcome = decode_step(run, step)
-            tally.add(outcome)
-        yield StreamEvent(outcome.tokens, outcome.record, _completion(run, run.output.finish_reason, tally))
+    def _event(self, run: Run, outcome: StepOutcome | ForerunError) -> Event:
+        if isinstance(outcome, ForerunError):
+            self._scheduler.remove(run)
+            return self._end(run, outcome)
+        run.count(outcome.record, sum([token.is_draft for token in outcome.tokens]))
+        self._scheduler.end_prompt(run)
+        if run.output.finish_reason is None:
+            return StreamEvent(outcome.tokens, outcome.record)
+        self._scheduler.remove(run)
+        return self._end(run, StreamEvent(outcome.tokens, outcome.record, run.completion()))
 
-    @contextmanager
-    def _plan(self, request: Request, sequence: Sequence, speculator: Speculator | None) -> Iterator[Planner | None]:
-        # The prompt gives the first token, and a step that may emit one only drafts nothing.
-        if speculator is None or request.max_len - len(request.prompt_token_ids) < 3:
-            yield None
-            return
-        planner = speculator.open(
-            DraftContext(
-                prompt_token_ids=request.prompt_token_ids,
-                end_ids=request.end_ids,
-                params=request.params,
-                noise_key=request.noise_key,
-                stream=drafting_stream(request.rule),
-                max_len=request.max_len,
-                prediction=request.prediction,
-                slots=sequence,
-            )
-        )
-        try:
-            yield planner
-        finally:
-            if planner is not None:
-                planner.close()
-
-    @contextmanager
-    def _open(self, request: Request) -> Iterator[Sequence]:
-        sequence = Sequence(next(self._sequence_ids), request.prompt_token_ids, request.max_len, self.pages)
-        try:
-            yield sequence
-        finally:
-            sequence.close()
-
-    @contextmanager
-    def _one_at_a_time(self) -> Iterator[None]:
-        # Waiting would hang a caller who holds a half-read stream in the same thread.
-        if not self._running.acquire(blocking=False):
-            raise RequestError("this model is running another request; finish it or close its stream first")
-        try:
-            yield
-        finally:
-            self._running.release()
-
-
-@dataclass(slots=True)
-class _Tally:
-    """Counts of a running request; see `Stats`."""
-
-    prefill_s: float
-    decode_s: float = 0.0
-    target_passes: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-
-    def add(self, outcome: StepOutcome) -> None:
-        """Counts one decode step."""
-        self.decode_s += outcome.record.timings.total_s
-        self.target_passes += 1
-        self.drafted_tokens += outcome.record.draft.num_nodes
-        self.accepted_tokens += sum(token.is_draft for token in outcome.tokens)
-
-
-def _completion(run: Run, finish_reason: FinishReason, tally: _Tally) -> Completion:
-    sequence = run.sequence
-    return Completion(
-        prompt_token_ids=run.request.prompt_token_ids,
-        token_ids=tuple(sequence.token_ids[sequence.num_prompt_tokens :]),
-        text=run.output.text,
-        finish_reason=finish_reason,
-        seed=run.request.seed,
-        logprobs=run.output.logprobs,
-        stats=Stats(
-            prompt_tokens=sequence.num_prompt_tokens,
-            cached_tokens=sequence.num_reused_tokens,
-            completion_tokens=sequence.num_output_tokens,
-            target_passes=tally.target_passes,
-            drafted_tokens=tally.drafted_tokens,
-            accepted_tokens=tally.accepted_tokens,
-            prefill_s=tally.prefill_s,
-            decode_s=tally.decode_s,
-        ),
-    )
+    def _end(self, run: Run, event: Event) -> Event:
+        """Closes a request that is out of line; returns its last event."""
+        del self._runs[run.run_id]
+        run.close()
+        return event

@@ -14,11 +14,12 @@ from forerun.drafters.base import DraftTarget
 from forerun.drafters.datastore import datastore_name, find_datastore, read_datastore
 from forerun.drafters.spec import Speculation
 from forerun.engine.completion import Completion, StreamEvent
-from forerun.engine.engine import Engine
+from forerun.engine.engine import DEFAULT_MAX_RUNNING, Engine
+from forerun.engine.jobs import Job
 from forerun.engine.request import Limits, Request, prepare
-from forerun.engine.step import MAX_STEP_NODES
+from forerun.engine.run import MAX_STEP_NODES
 from forerun.errors import ConfigError, RequestError
-from forerun.kv.pages import PageManager, num_pages_for
+from forerun.kv.pages import PageManager
 from forerun.models.bound import BindSettings, bind_model, open_model
 from forerun.models.chat_template import encode_chat
 from forerun.models.store import cache_dir
@@ -38,10 +39,10 @@ DEFAULT_MAX_MODEL_LEN = 8192
 
 
 class LLM:
-    """A model on a backend. It runs one request at a time.
+    """A model on a backend. Requests run together, whoever starts them.
 
-    The emitted token ids are a function of prompt, parameters and seed on the native backend: speculation, chunk and
-    threads change the speed alone.
+    The emitted token ids are a function of prompt, parameters and seed on the native backend: speculation, other
+    requests, chunk and threads change the speed alone.
 
     Args:
         model: a GGUF file, a Hugging Face folder, or a name that `forerun pull` knows; `demo` is fetched on first use.
@@ -54,6 +55,9 @@ class LLM:
         chunk: prompt tokens per target pass at most; None is DEFAULT_CHUNK.
         max_model_len: tokens of prompt and output at most; None is the model's context length, at most
             DEFAULT_MAX_MODEL_LEN.
+        kv_tokens: tokens that the KV cache holds, of all requests together; None is max_model_len, so that a single
+            request has room whatever its length.
+        max_running: requests that run at the same time at most; further ones wait.
         prefix_cache: keep what the KV cache holds of earlier texts as long as there is room, so that a text that
             begins like one of them, such as the next turn of a conversation, is computed from where they part.
         progress: called with (bytes done, bytes in all) during a download.
@@ -81,6 +85,8 @@ class LLM:
         threads: int | None = None,
         chunk: int | None = None,
         max_model_len: int | None = None,
+        kv_tokens: int | None = None,
+        max_running: int | None = None,
         prefix_cache: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
@@ -89,19 +95,22 @@ class LLM:
             _in_range("threads", threads, threads, 1, None)
         if kv not in get_args(KvType):
             raise ConfigError(f"kv is {kv!r}, but must be one of: {', '.join(get_args(KvType))}")
-        settings = BindSettings(backend, device, quant, kv, threads, max(chunk, MAX_STEP_NODES + 1))
+        max_rows = max(chunk, MAX_STEP_NODES + 1)
+        max_running = _in_range("max_running", max_running, DEFAULT_MAX_RUNNING, 1, max_rows)
+        settings = BindSettings(backend, device, quant, kv, threads, max_rows, kv_tokens or 0)
         # Local on purpose: once the backend has packed the weights, the mapped file and what was converted may go.
         loaded = open_model(model, settings, max_model_len or DEFAULT_MAX_MODEL_LEN, progress)
         self.config = config = loaded.config
         default_len = min(config.context_length, DEFAULT_MAX_MODEL_LEN)
         max_len = _in_range("max_model_len", max_model_len, default_len, 2, config.context_length)
+        _in_range("kv_tokens", kv_tokens, max_len, max_len, None)
         bound = bind_model(loaded, settings, max_len)
         self.tokenizer, self._chat_template = bound.tokenizer, bound.chat_template
         self.limits = Limits(config.vocab_size, max_len, frozenset(self.tokenizer.eos_ids))
         self.target: Executor = bound.executor
-        pages = PageManager(num_pages_for(max_len), keeps_prefixes=prefix_cache)
+        pages = PageManager(bound.num_pages, keeps_prefixes=prefix_cache)
         sampler = _create_sampler(config.vocab_size)
-        self.engine = Engine(self.target, sampler, self.tokenizer, pages, chunk)
+        self.engine = Engine(self.target, sampler, self.tokenizer, pages, self._step_costs, chunk, max_running)
         self._draft_target = DraftTarget(
             self.target, sampler, self.tokenizer, config.vocab_size, max_len, settings, bound, self._read_datastore
         )
@@ -119,7 +128,7 @@ class LLM:
         prediction: str | None = None,
         on_step: OnStep | None = None,
     ) -> list[Completion]:
-        """Continues one or several prompts, one after the other.
+        """Continues one or several prompts, all together.
 
         Args:
             prompts: a text, the ids of a text, or a sequence of these. A text gets a begin token where the model wants
@@ -130,7 +139,7 @@ class LLM:
                 keep their law only, so they take no seed and report none.
             prediction: what the output is expected to look like, at least in part; it is tried, and changes nothing but
                 speed. Takes a speculation that uses it, `prediction` or `auto`.
-            on_step: called with the record of every step.
+            on_step: called with the record of every step of every request.
 
         Returns:
             One completion per prompt, in order, also for a single one.
@@ -141,7 +150,7 @@ class LLM:
         expected = self._encode_prediction(prediction, speculation)
         requests = [self._prepare(self.encode(prompt), params, verify, expected) for prompt in _as_list(prompts)]
         speculator = self.speculator(speculation, verify)
-        return [self._complete(request, speculator, on_step) for request in requests]
+        return self._complete([Job(request, speculator) for request in requests], on_step)
 
     def chat(
         self,
@@ -163,7 +172,8 @@ class LLM:
         """
         expected = self._encode_prediction(prediction, speculation)
         request = self._prepare(self.encode_messages(messages), params, verify, expected)
-        return self._complete(request, self.speculator(speculation, verify), on_step)
+        [completion] = self._complete([Job(request, self.speculator(speculation, verify))], on_step)
+        return completion
 
     def stream(
         self,
@@ -181,7 +191,42 @@ class LLM:
         """
         ids = self.encode_messages(prompt) if _is_messages(prompt) else self.encode(prompt)  # type: ignore[arg-type]
         request = self._prepare(ids, params, verify, self._encode_prediction(prediction, speculation))
-        return self._events(request, self.speculator(speculation, verify), on_step)
+        return self._events(Job(request, self.speculator(speculation, verify)), on_step)
+
+    def job(
+        self,
+        prompt_token_ids: TokenIds,
+        params: SamplingParams | None = None,
+        *,
+        speculation: str | Speculation = "off",
+        verify: VerifyRule = "coupled",
+        prediction: str | None = None,
+        method: str | None = None,
+        k: int | None = None,
+        priority: int = 0,
+        salt: str = "",
+    ) -> Job:
+        """A request for `engine`, for those who drive it themselves; arguments as for `generate`.
+
+        Args:
+            method: the only drafter to ask of those that `speculation` names; None asks all.
+            k: nodes per step at most, 0 for none; None leaves it to the controller.
+            priority: lower ones run first, and of equal ones those that came first.
+            salt: requests share what the cache and the drafters hold with those of the same salt only.
+
+        Raises:
+            RequestError: something can't be served.
+        """
+        request = self._prepare(
+            prompt_token_ids, params, verify, self._encode_prediction(prediction, speculation), salt
+        )
+        speculator = self.speculator(speculation, verify)
+        names = [source.name for source in speculator.sources] if speculator is not None else []
+        if method is not None and method not in names:
+            raise RequestError(f"method is {method!r}, but must be one of: {', '.join(names) or 'off'}", "method")
+        if k is not None and not 0 <= k <= MAX_STEP_NODES:
+            raise RequestError(f"k is {k}, but must be between 0 and {MAX_STEP_NODES}", "k")
+        return Job(request, speculator, method, k, priority)
 
     def encode(self, prompt: str | TokenIds) -> TokenIds:
         """The ids of a prompt: a text's, with a begin token where the model wants one, or the given ones.
@@ -220,7 +265,7 @@ class LLM:
             known = self._speculators.get(speculation)
             if known is None:
                 sources = [options.bind(self._draft_target) for options in speculation.drafters]
-                known = self._speculators[speculation] = Speculator(sources, self._step_costs)
+                known = self._speculators[speculation] = Speculator(sources)
             return known
         except ConfigError as error:
             raise RequestError(str(error), "speculation") from error
@@ -243,9 +288,8 @@ class LLM:
         """What steps take on this machine; measured when first asked for."""
         if self._costs is None:
             folder = cache_dir() / "costs"
-            self._costs = StepCosts(
-                load_curve(self.target, self.engine.pages, MAX_STEP_NODES + 1, folder, self._cost_key)
-            )
+            curve = load_curve(self.target, self.engine.pages, MAX_STEP_NODES + 1, folder, self._cost_key)
+            self._costs = StepCosts(curve)
         return self._costs
 
     def _encode_prediction(self, prediction: str | None, speculation: str | Speculation) -> TokenIds:
@@ -259,21 +303,32 @@ class LLM:
         return self.tokenizer.encode(prediction, add_bos=False, continues=True)
 
     def _prepare(
-        self, prompt_token_ids: TokenIds, params: SamplingParams | None, rule: VerifyRule, prediction: TokenIds
+        self,
+        prompt_token_ids: TokenIds,
+        params: SamplingParams | None,
+        rule: VerifyRule,
+        prediction: TokenIds,
+        salt: str = "",
     ) -> Request:
-        return prepare(prompt_token_ids, params or SamplingParams(), rule, self.limits, prediction=prediction)
+        params = params or SamplingParams()
+        return prepare(prompt_token_ids, params, rule, self.limits, prediction=prediction, salt=salt)
 
-    def _events(self, request: Request, speculator: Speculator | None, on_step: OnStep | None) -> Iterator[StreamEvent]:
-        with closing(self.engine.run(request, speculator)) as events:
-            for event in events:
+    def _events(self, job: Job, on_step: OnStep | None) -> Iterator[StreamEvent]:
+        with closing(self.engine.run(job)) as events:
+            for _, event in events:
                 if on_step is not None:
                     on_step(event.record)
                 yield event
 
-    def _complete(self, request: Request, speculator: Speculator | None, on_step: OnStep | None) -> Completion:
-        *_, last = self._events(request, speculator, on_step)
-        assert last.completion is not None
-        return last.completion
+    def _complete(self, jobs: Sequence[Job], on_step: OnStep | None) -> list[Completion]:
+        completions: dict[int, Completion] = {}
+        with closing(self.engine.run(*jobs)) as events:
+            for place, event in events:
+                if on_step is not None:
+                    on_step(event.record)
+                if event.completion is not None:
+                    completions[place] = event.completion
+        return [completions[place] for place in range(len(jobs))]
 
 
 def _parse(speculation: str | Speculation) -> Speculation:

@@ -43,6 +43,7 @@ class Request:
         end_ids: ids that end the output.
         is_argmax: whether every token is the argmax of its raw row, as long as no id is banned.
         prediction: ids of the text that the caller expects, empty without one.
+        salt: it shares what the cache and the drafters hold with requests of the same salt only.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -54,6 +55,7 @@ class Request:
     end_ids: frozenset[int]
     is_argmax: bool
     prediction: tuple[int, ...] = ()
+    salt: str = ""
 
 
 def prepare(
@@ -63,6 +65,7 @@ def prepare(
     limits: Limits,
     noise_key: int | None = None,
     prediction: Sequence[int] = (),
+    salt: str = "",
 ) -> Request:
     """Checks a request and settles what it leaves open.
 
@@ -73,6 +76,7 @@ def prepare(
         limits: what the model allows.
         noise_key: the noise key instead of a drawn one; how a rule that refuses seeds is made repeatable.
         prediction: ids of the text that the caller expects.
+        salt: requests of one salt may learn from each other; others must not.
 
     Raises:
         RequestError: the prompt is empty, has an id outside the vocabulary or leaves no room for a token, the
@@ -101,6 +105,7 @@ def prepare(
         end_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else limits.eos_ids),
         is_argmax=argmax_suffices(params),
         prediction=expected,
+        salt=salt,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Tokens
 import numpy as np
 
 from forerun.errors import RequestError
-from forerun.kv.pages import PageManager, num_pages_for
+from forerun.kv.pages import PageManager, PrefixDigests, num_pages_for
 from forerun.types import PAGE_TOKENS, Int32Array
 
 
@@ -22,32 +22,64 @@ class Sequence:
 
         0 <= cached_len <= committed_len <= drafted_len <= max_len
 
-    A rollback needs no work: what lies past committed_len is seen by nobody and written anew by the next step.
+    A rollback needs no work: what lies past committed_len is seen by nobody and written anew by the next step. Nor does
+    a preemption: a sequence that has given its pages back has cached_len 0, and opens again with what is known of its
+    text by then.
 
     Args:
         sequence_id: its name in `pages`.
         prompt_token_ids: the prompt, not empty.
         max_len: tokens of prompt and output at most; more than the prompt has.
-        pages: where the slots come from; `close` gives them back.
+        pages: where the slots come from, between `open` and `close`.
+        salt: it shares pages with sequences of the same salt only.
+        reuses_prefix: whether it may begin with pages that others have written.
 
     Attributes:
         token_ids: of prompt and output.
         committed_len: how many they are.
-        num_reused_tokens: of the prompt, those that the cache held before.
+        num_reused_tokens: of the prompt, those that the cache held before it was opened first.
+        is_open: whether it has pages.
     """
 
-    def __init__(self, sequence_id: int, prompt_token_ids: Tokens[int], max_len: int, pages: PageManager) -> None:
+    def __init__(
+        self,
+        sequence_id: int,
+        prompt_token_ids: Tokens[int],
+        max_len: int,
+        pages: PageManager,
+        salt: str = "",
+        *,
+        reuses_prefix: bool = True,
+    ) -> None:
         assert 0 < len(prompt_token_ids) < max_len
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(prompt_token_ids)
         self.max_len = max_len
         self.committed_len = len(prompt_token_ids)
+        self.cached_len = 0
+        self.num_reused_tokens: int | None = None
+        self.is_open = False
         self._sequence_id = sequence_id
         self._pages = pages
+        self._digests = PrefixDigests(salt)
+        self._reuses_prefix = reuses_prefix
         self._page_table = np.empty(num_pages_for(max_len), np.int32)
-        self.num_reused_tokens = self.cached_len = pages.open(sequence_id, self.token_ids)
-        known = pages.page_table(sequence_id)
-        self._num_pages = len(known)
+        self._num_pages = self._num_published = 0
+        self._used_pages = self._page_table[:0]
+
+    @property
+    def digests(self) -> Tokens[bytes]:
+        """Of the full pages that others may have written for it: all but the last token's."""
+        return self._digests.of(self.token_ids, self.committed_len - 1) if self._reuses_prefix else ()
+
+    def open(self) -> None:
+        """Takes the pages of what is known of its text."""
+        self.cached_len = self._pages.open(self._sequence_id, self.digests)
+        self.is_open = True
+        if self.num_reused_tokens is None:
+            self.num_reused_tokens = self.cached_len
+        known = self._pages.page_table(self._sequence_id)
+        self._num_pages = self._num_published = len(known)
         self._page_table[: len(known)] = known
         self._used_pages = self._page_table[: len(known)]
 
@@ -94,6 +126,13 @@ class Sequence:
         assert self.cached_len <= cached_len <= self.committed_len
         self.cached_len = cached_len
 
+    def publish(self) -> None:
+        """Lets sequences that begin alike use its full pages."""
+        num_full = self.cached_len // PAGE_TOKENS
+        if num_full > self._num_published:
+            self._pages.publish(self._sequence_id, self._digests.of(self.token_ids, self.cached_len))
+            self._num_published = num_full
+
     def commit(self, token_ids: Tokens[int], num_cached: int) -> None:
         """Appends emitted tokens; the first num_cached of them have their keys and values in place.
 
@@ -106,6 +145,9 @@ class Sequence:
         self.token_ids.extend(token_ids)
 
     def close(self) -> None:
-        """Gives the pages back, full ones for the use of texts that begin alike; call it exactly once."""
-        self._pages.publish(self._sequence_id, self.token_ids[: self.cached_len])
+        """Gives the pages back, full ones for the use of texts that begin alike; it may be opened again."""
+        self.publish()
         self._pages.free(self._sequence_id)
+        self.is_open = False
+        self.cached_len = self._num_pages = 0
+        self._used_pages = self._page_table[:0]

@@ -20,8 +20,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -38,13 +37,31 @@ def num_pages_for(num_slots: int) -> int:
     return -(-num_slots // PAGE_TOKENS)
 
 
-def prefix_digests(token_ids: Sequence[int]) -> Iterator[bytes]:
-    """A digest of the tokens up to the end of each full page, of the shortest prefix first."""
-    digest = b""
-    for end in range(PAGE_TOKENS, len(token_ids) + 1, PAGE_TOKENS):
-        page_ids = np.array(token_ids[end - PAGE_TOKENS : end], "<i4").tobytes()
-        digest = hashlib.blake2b(digest + page_ids, digest_size=16).digest()
-        yield digest
+class PrefixDigests:
+    """The digests of a text's prefixes, one per full page; each names all tokens up to the page's end.
+
+    Args:
+        salt: texts of different salts have different digests, so that they share nothing.
+    """
+
+    def __init__(self, salt: str = "") -> None:
+        self._digests: list[bytes] = []
+        self._last = hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).digest() if salt else b""
+
+    def of(self, token_ids: Sequence[int], num_tokens: int) -> Sequence[bytes]:
+        """Those of the full pages of the first tokens of the text, of the shortest prefix first.
+
+        Args:
+            token_ids: the text, which begins as it did in earlier calls.
+            num_tokens: how many of them.
+        """
+        num_pages = num_tokens // PAGE_TOKENS
+        while len(self._digests) < num_pages:
+            start = len(self._digests) * PAGE_TOKENS
+            page_ids = np.array(token_ids[start : start + PAGE_TOKENS], "<i4").tobytes()
+            self._last = hashlib.blake2b(self._last + page_ids, digest_size=16).digest()
+            self._digests.append(self._last)
+        return self._digests[:num_pages]
 
 
 class PageManager:
@@ -77,16 +94,32 @@ class PageManager:
         return len(self._free) + len(self._idle)
 
     @property
+    def num_used(self) -> int:
+        """Pages in the tables of open sequences."""
+        return self.num_pages - self.num_free
+
+    @property
     def num_kept(self) -> int:
         """Pages that are not in use and kept for texts that begin alike."""
         return len(self._idle)
 
-    def open(self, sequence_id: int, token_ids: Sequence[int] = ()) -> int:
-        """Starts a sequence with the pages of what is known of its beginning, at most all but its last token.
+    def num_known(self, digests: Sequence[bytes]) -> int:
+        """How many pages of a text's beginning are published.
+
+        Args:
+            digests: of its full pages, the shortest prefix first.
+        """
+        for i, digest in enumerate(digests):
+            if digest not in self._page_of:
+                return i
+        return len(digests)
+
+    def open(self, sequence_id: int, digests: Sequence[bytes] = ()) -> int:
+        """Starts a sequence with the pages of what is known of its beginning.
 
         Args:
             sequence_id: a name that no open sequence has.
-            token_ids: its text; empty starts with an empty page table.
+            digests: of the full pages that it may have, the shortest prefix first; none starts with an empty table.
 
         Returns:
             Slots that its pages hold already, a multiple of `PAGE_TOKENS`.
@@ -97,10 +130,8 @@ class PageManager:
         if sequence_id in self._tables:
             raise EngineFault(f"sequence {sequence_id} has pages already")
         table = self._tables[sequence_id] = []
-        for digest in islice(prefix_digests(token_ids), max(len(token_ids) - 1, 0) // PAGE_TOKENS):
-            page = self._page_of.get(digest)
-            if page is None:
-                break
+        for digest in digests[: self.num_known(digests)]:
+            page = self._page_of[digest]
             self._idle.pop(page, None)
             self._num_users[page] += 1
             table.append(page)
@@ -129,12 +160,12 @@ class PageManager:
         table.extend(added)
         return added
 
-    def publish(self, sequence_id: int, token_ids: Sequence[int]) -> None:
-        """Lets later sequences that begin alike use a sequence's full pages.
+    def publish(self, sequence_id: int, digests: Sequence[bytes]) -> None:
+        """Lets sequences that begin alike use a sequence's full pages.
 
         Args:
             sequence_id: of an open sequence.
-            token_ids: its text as far as the cache holds it.
+            digests: of the pages that the cache holds in full, the shortest prefix first.
 
         Raises:
             EngineFault: the sequence is not open.
@@ -142,7 +173,7 @@ class PageManager:
         table = self._table(sequence_id)
         if not self._keeps_prefixes:
             return
-        for page, digest in zip(table, prefix_digests(token_ids), strict=False):
+        for page, digest in zip(table, digests, strict=False):
             if digest not in self._page_of and page not in self._prefix_of:
                 self._page_of[digest] = page
                 self._prefix_of[page] = digest

@@ -28,6 +28,7 @@ class BindSettings:
         kv: how keys and values are stored.
         threads: threads to compute with; None leaves it to the backend.
         max_rows: the most rows of one pass.
+        kv_tokens: tokens that the KV cache holds, of all sequences together; never fewer than one may have.
     """
 
     backend: str
@@ -36,6 +37,7 @@ class BindSettings:
     kv: KvType
     threads: int | None
     max_rows: int
+    kv_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,9 @@ class BoundModel:
         config: its sizes and constants.
         tokenizer: text to ids and back.
         chat_template: None for a model without.
-        executor: runs passes; its KV storage holds max_len tokens.
+        executor: runs passes.
         max_len: tokens of one sequence at most.
+        num_pages: of its KV storage.
         weights: what the executor has bound, without the data of the matrices.
     """
 
@@ -58,6 +61,7 @@ class BoundModel:
     chat_template: ChatTemplate | None
     executor: Executor
     max_len: int
+    num_pages: int
     weights: DecoderWeights
 
     def with_layers(self, layers: Sequence[int]) -> Executor:
@@ -85,7 +89,7 @@ def open_model(
 
 
 def bind_model(loaded: LoadedModel, settings: BindSettings, max_len: int) -> BoundModel:
-    """Binds a loaded model to a backend, with KV storage for max_len tokens.
+    """Binds a loaded model to a backend, for sequences of max_len tokens.
 
     Raises:
         ConfigError: a setting is out of range, or the backend is not available.
@@ -95,17 +99,19 @@ def bind_model(loaded: LoadedModel, settings: BindSettings, max_len: int) -> Bou
         tokenizer = loaded.read_tokenizer()
         chat_template = loaded.read_chat_template(tokenizer)
     config = loaded.config
+    num_pages = num_pages_for(max(max_len, settings.kv_tokens))
     executor_config = ExecutorConfig(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         num_layers=config.num_layers,
         attentions=loaded.attentions,
         max_rows=settings.max_rows,
-        num_pages=num_pages_for(max_len),
+        num_pages=num_pages,
         kv_type=settings.kv,
         num_threads=settings.threads,
         device=settings.device,
     )
     with named(loaded.path):
         executor = create_executor(settings.backend, executor_config, loaded.forward)
-    return BoundModel(loaded.path, config, tokenizer, chat_template, executor, max_len, loaded.weights.without_data())
+    weights = loaded.weights.without_data()
+    return BoundModel(loaded.path, config, tokenizer, chat_template, executor, max_len, num_pages, weights)

@@ -15,8 +15,9 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
+from forerun.batch import Batch
 from forerun.errors import EngineFault
-from forerun.types import Batch, Float32Array, ForwardOutput, Int32Array
+from forerun.types import Float32Array, ForwardOutput, Int32Array
 
 T = TypeVar("T")
 

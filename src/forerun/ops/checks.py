@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from forerun.batch import Batch
 from forerun.errors import EngineFault
 from forerun.ops.base import ExecutorConfig
-from forerun.types import MAX_DRAFT_NODES, PAGE_TOKENS, Batch
+from forerun.types import MAX_DRAFT_NODES, PAGE_TOKENS
 
 BoolArray = npt.NDArray[np.bool_]
 Int64Array = npt.NDArray[np.int64]

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 import forerun._native as _native
+from forerun.batch import Batch, DraftPiece, StepBatch
 from forerun.errors import ConfigError, EngineFault, LoadError
 from forerun.machine import cpu_model
 from forerun.ops.base import AttentionSpec, ExecutorConfig, Ops, Weight
 from forerun.ops.formats import dequantize, in_one_order
 from forerun.ops.recorder import OP_NAMES, Instr, Recorder, Value, assign_buffers
-from forerun.types import PAGE_TOKENS, Batch, DraftBatch, Float32Array, ForwardOutput, Int32Array
+from forerun.types import PAGE_TOKENS, Float32Array, ForwardOutput, Int32Array
 
 ISA_VARIABLE = "FORERUN_ISA"
 MAX_THREADS = 256
@@ -110,6 +111,7 @@ class NativeExecutor:
             self._packer.seal()
             # Views that are kept: making one takes longer than all else that is done around a pass.
             self._logits, self._argmax = self.program.logits(), self.program.argmax()
+            self._rows = _native.StepRows()
         except ValueError as error:
             raise LoadError(f"the native backend can't run this architecture: {error}") from error
         except MemoryError as error:
@@ -125,11 +127,9 @@ class NativeExecutor:
             EngineFault: the batch points outside the cache or the vocabulary, or activations are not finite.
         """
         try:
-            if isinstance(batch, DraftBatch):
-                argmax_ids = self.program.forward_draft(
-                    batch.last_id, batch.node_ids, batch.parents, batch.root, batch.page_table, self._variant
-                )
-                return _DraftOutput(self, argmax_ids)
+            if isinstance(batch, StepBatch):
+                argmax_ids = self.program.forward_rows(self._fill_rows(batch), self._variant)
+                return _PassOutput(self, argmax_ids, 0)
             self.program.forward(
                 batch.token_ids,
                 batch.positions,
@@ -146,13 +146,23 @@ class NativeExecutor:
             raise EngineFault(f"a target pass failed: {error}") from error
         except TypeError as error:
             raise EngineFault("a target pass failed: an array of the batch has another type or rank") from error
-        return self.outputs(batch.logit_rows.size)
+        return self.outputs(0, batch.logit_rows.size)
 
-    def outputs(self, num_rows: int) -> ForwardOutput:
-        """The first rows of the last pass."""
+    def outputs(self, begin: int, end: int) -> ForwardOutput:
+        """Rows of the last pass, of those whose logits were wanted."""
         if self.program.logits_capacity != len(self._logits):
             self._logits = self.program.logits()
-        return ForwardOutput(self._logits[:num_rows], self._argmax[:num_rows])
+        return ForwardOutput(self._logits[begin:end], self._argmax[begin:end])
+
+    def _fill_rows(self, batch: StepBatch) -> _native.StepRows:
+        rows = self._rows
+        rows.clear()
+        for piece in batch.pieces:
+            if isinstance(piece, DraftPiece):
+                rows.add_draft(*piece)
+            else:
+                rows.add_prompt(*piece)
+        return rows
 
     def variant(self, build: Callable[[Ops[Any]], Any]) -> NativeExecutor:
         """See `Executor.variant`. It is a list of instructions more of the same program."""
@@ -192,26 +202,31 @@ class NativeExecutor:
         return int(self.program.scratch_bytes)
 
 
-class _DraftOutput(ForwardOutput):
-    """The rows of a draft, with arrays for those alone who ask for them, for the reason of `DraftBatch`."""
+class _PassOutput(ForwardOutput):
+    """Rows of a pass, with arrays for those alone who ask for them, for the reason of `StepBatch`."""
 
-    __slots__ = ("_argmax_ids", "_executor")
+    __slots__ = ("_argmax_ids", "_begin", "_executor")
     _argmax_ids: list[int]
+    _begin: int
     _executor: NativeExecutor
 
-    def __init__(self, executor: NativeExecutor, argmax_ids: list[int]) -> None:
+    def __init__(self, executor: NativeExecutor, argmax_ids: list[int], begin: int) -> None:
         object.__setattr__(self, "_executor", executor)
         object.__setattr__(self, "_argmax_ids", argmax_ids)
+        object.__setattr__(self, "_begin", begin)
 
     @property
     def argmax_ids(self) -> list[int]:
         return self._argmax_ids
 
+    def part(self, begin: int, end: int) -> ForwardOutput:
+        return _PassOutput(self._executor, self._argmax_ids[begin:end], self._begin + begin)
+
     def __getattr__(self, name: str) -> Any:
         # Only for what isn't set: the first array that anybody asks for.
         if name not in ForwardOutput.__slots__:
             raise AttributeError(f"the output of a pass has no {name}")
-        rows = self._executor.outputs(len(self._argmax_ids))
+        rows = self._executor.outputs(self._begin, self._begin + len(self._argmax_ids))
         object.__setattr__(self, "logits", rows.logits)
         object.__setattr__(self, "argmax", rows.argmax)
         return getattr(rows, name)

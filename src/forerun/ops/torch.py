@@ -22,12 +22,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from forerun.batch import Batch
 from forerun.errors import ConfigError, EngineFault
 from forerun.machine import cpu_model
 from forerun.ops.base import Activation, AttentionSpec, ExecutorConfig, Ops, Weight
 from forerun.ops.checks import check_batch, physical_slots, row_ends, tail_bits
 from forerun.ops.torch_storage import KvStorage, Parameters
-from forerun.types import MAX_DRAFT_NODES, PAGE_TOKENS, Batch, Float32Array, ForwardOutput
+from forerun.types import MAX_DRAFT_NODES, PAGE_TOKENS, Float32Array, ForwardOutput
 
 # Query rows that attend together. Scratch is this many scores per head and visible slot, so it grows with the context
 # and not with its square.
