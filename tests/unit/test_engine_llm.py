@@ -1,6 +1,7 @@
 """The `LLM` class on a tiny random model file: what it accepts, refuses and returns."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -149,14 +150,23 @@ def test_predictions_that_cannot_be_used_are_refused(llm: LLM, prediction: Any, 
         llm.chat(MESSAGES, PARAMS, speculation=spec, prediction=prediction)
 
 
-def test_a_closed_stream_frees_the_model(llm: LLM) -> None:
+def test_a_closed_stream_gives_its_pages_back_and_disturbs_nobody(llm: LLM) -> None:
+    (alone,) = llm.generate(PROMPT, PARAMS)
     stream = llm.stream(PROMPT, PARAMS)
     next(stream)
-    with pytest.raises(RequestError, match="running another request"):
-        llm.generate(PROMPT, PARAMS)
+    (beside,) = llm.generate(PROMPT, PARAMS)
+    assert llm.engine.load.num_running == 1
     stream.close()  # type: ignore[attr-defined]
+    assert not llm.engine.has_work
     assert llm.engine.pages.num_free == llm.engine.pages.num_pages
-    assert len(llm.generate(PROMPT, PARAMS)) == 1
+    assert beside.token_ids == alone.token_ids
+
+
+def test_threads_may_share_a_model(llm: LLM) -> None:
+    expected = llm.generate([[1, 2], [3, 4, 5], [6]], PARAMS)
+    with ThreadPoolExecutor(3) as pool:
+        got = list(pool.map(lambda prompt: llm.generate([prompt], PARAMS)[0], [[1, 2], [3, 4, 5], [6]]))
+    assert [one.token_ids for one in got] == [one.token_ids for one in expected]
 
 
 @pytest.mark.parametrize(
