@@ -104,7 +104,7 @@ def test_requests_that_begin_alike_compute_the_beginning_once() -> None:
 
 
 def test_who_waits_for_a_beginning_holds_up_nobody() -> None:
-    fake = FakeEngine(chunk=60)
+    fake = FakeEngine(512, chunk=60)
     first, same, other = (fake.engine.submit(job(fake, n, first_id=i)) for n, i in ((200, 1), (200, 1), (5, 7)))
     while fake.engine.load.num_running < 2:
         fake.engine.step()
