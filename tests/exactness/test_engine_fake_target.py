@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from forerun.engine.jobs import Job
 from forerun.engine.request import prepare
 from forerun.types import MAX_DRAFT_NODES, SamplingParams
 from tests.helpers.engines import (
@@ -154,7 +155,7 @@ def test_f021_f024_what_earlier_requests_left_changes_nothing(engine: FakeEngine
     for name in ("greedy", "sampled", "greedy"):
         params = params_of(name)
         expected = decode_naively(PROMPT, params, SEED)
-        *_, last = engine.engine.run(prepare(PROMPT, params, "coupled", engine.limits), speculator)
+        *_, (_, last) = engine.engine.run(Job(prepare(PROMPT, params, "coupled", engine.limits), speculator))
         assert last.completion is not None
         assert Answer.of(last.completion) == expected
 
@@ -205,7 +206,7 @@ def test_f024_earlier_outputs_change_nothing_but_speed(engine: FakeEngine, polic
     for _ in range(2):
         for name in PARAMS:
             request = prepare(PROMPT, params_of(name), "coupled", engine.limits)
-            completion = [*engine.engine.run(request, speculator)][-1].completion
+            completion = [*engine.engine.run(Job(request, speculator))][-1][1].completion
             assert completion is not None
             assert Answer.of(completion) == expected[name]
             passes.append(completion.stats.target_passes)
