@@ -188,19 +188,24 @@ def test_prompt_log_probabilities_are_those_of_the_definition_cached_or_not() ->
     assert fake.run(prompt, plain).stats.cached_tokens == 64
 
 
-def test_prompt_log_probabilities_survive_preemption() -> None:
-    loaded = LoadedEngine(5, 25, 256, 16, 16)
-    fake = loaded.fake
+@pytest.mark.parametrize("num_steps", [1, 3, 7, 20])
+def test_prompt_log_probabilities_survive_preemption(num_steps: int) -> None:
+    """In the middle of the prompt, where half of them are read, and after it."""
+    fake = FakeEngine(256, 16, max_running=1)
     prompt = [3 + n % 20 for n in range(100)]
     params = SamplingParams(max_tokens=60, prompt_logprobs=1, ignore_eos=True)
     alone = FakeEngine(256, 16).run(prompt, params)
-    mine = [Job(prepare(prompt, params, "coupled", fake.limits), priority=1) for _ in range(2)]
-    served = serve(fake.engine, [*mine, *loaded.jobs], loaded.rng, arrival=0.9, check=fake.engine.check_integrity)
-    assert sum(one.completion.stats.num_preemptions for one in served[:2] if one.completion is not None) > 0
-    for one in served[:2]:
-        assert one.completion is not None
-        assert one.completion.prompt_logprobs == alone.prompt_logprobs
-        assert one.completion.token_ids == alone.token_ids
+    mine = fake.engine.submit(Job(prepare(prompt, params, "coupled", fake.limits), priority=1))
+    events = [event for _ in range(num_steps) for _, event in fake.engine.step()]
+    urgent = Job(prepare([1, 2], SamplingParams(max_tokens=3), "coupled", fake.limits))
+    fake.engine.submit(urgent)
+    while fake.engine.has_work:
+        events += [event for run_id, event in fake.engine.step() if run_id == mine]
+    completion = events[-1].completion  # type: ignore[union-attr]
+    assert completion is not None
+    assert completion.stats.num_preemptions == 1
+    assert completion.prompt_logprobs == alone.prompt_logprobs
+    assert completion.token_ids == alone.token_ids
 
 
 def test_salts_share_nothing() -> None:

@@ -124,8 +124,10 @@ def test_pages_come_as_slots_are_reserved() -> None:
     assert sequence.page_table.tolist() == [0]
     sequence.reserve(33)
     assert sequence.page_table.tolist() == [0, 1, 2]
+    sequence.mark_cached(5)
     sequence.close()
     assert pages.num_free == 8
+    assert (sequence.cached_len, sequence.page_table.size, sequence.is_open) == (0, 0, False)
 
 
 @pytest.mark.parametrize("seed", range(20))
