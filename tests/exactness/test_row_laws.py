@@ -10,10 +10,8 @@ import pytest
 from forerun.batch import Batch
 from forerun.drafters.base import Budget
 from forerun.drafters.chain import ChainDrafting, ChainSettings
-from forerun.engine.engine import Engine
 from forerun.errors import EngineFault
 from forerun.sampling import make_sampler
-from forerun.sampling.distribution import RowSampler
 from forerun.sampling.history import History
 from forerun.sampling.native import NativeSampler, RowLaw
 from forerun.sampling.noise import Stream
@@ -180,15 +178,6 @@ class ForgetfulTarget(FakeTarget):
             self.last.fill(np.nan)
 
 
-class RowEngine(FakeEngine):
-    """With a sampler and a target of one's choice."""
-
-    def __init__(self, sampler: RowSampler, target: type[FakeTarget]) -> None:
-        super().__init__(max_model_len=64)
-        self.target = target(self.pages.num_pages)
-        self.engine = Engine(self.target, sampler, self.tokenizer, self.pages, 64)  # type: ignore[arg-type]
-
-
 def told(record: StepRecord) -> tuple[object, ...]:
     """What a record says, but for times."""
     draft = record.draft
@@ -211,8 +200,8 @@ DRAFTS: dict[str, tuple[VerifyRule, Drafts]] = {
 def test_steps_are_done_with_rows_before_the_next_pass(name: str) -> None:
     rule, drafts = DRAFTS[name]
     params = SamplingParams(max_tokens=30, temperature=1.1, ignore_eos=True, logprobs=3)
-    native = RowEngine(NativeSampler(VOCAB_SIZE), ForgetfulTarget)
-    reference = RowEngine(ReferenceSampler(VOCAB_SIZE), FakeTarget)
+    native = FakeEngine(64, sampler=NativeSampler(VOCAB_SIZE), target=ForgetfulTarget)
+    reference = FakeEngine(64)
     got, want = (engine.events([4, 7], params, drafts, rule, noise_key=11) for engine in (native, reference))
     native.target.forget()  # type: ignore[attr-defined]
     assert [told(event.record) for event in got] == [told(event.record) for event in want]

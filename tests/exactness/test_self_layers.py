@@ -150,7 +150,7 @@ def test_few_pages_end_the_drafting_and_not_the_request(llm: LLM) -> None:
         ends = {}
         for spec in ("off", f"self:layers={NUM_LAYERS},k=9,policy=fixed", "self:layers=1,k=6,width=3,policy=fixed"):
             records: list[StepRecord] = []
-            with pytest.raises(RequestError, match="49 tokens need 1 more pages"):
+            with pytest.raises(RequestError, match="49 tokens need 4 pages of the KV cache, but 0 of"):
                 llm.generate([TEXT[:30]], params("greedy"), speculation=spec, on_step=records.append)
             ends[spec] = [token_id for record in records for token_id in record.emitted]
         assert len(ends["off"]) == 19

@@ -90,11 +90,12 @@ class FakeEngine:
         kv_tokens: int = 0,
         max_running: int = 16,
         sampler: RowSampler | None = None,
+        target: type[FakeTarget] = FakeTarget,
         costs: Callable[[], StepCosts] = steady_costs,
     ) -> None:
         self.limits = Limits(VOCAB_SIZE, max_model_len, frozenset({EOS}))
         self.pages = PageManager(num_pages_for(max(max_model_len, kv_tokens)))
-        self.target = FakeTarget(self.pages.num_pages)
+        self.target = target(self.pages.num_pages)
         self.sampler, self.tokenizer = sampler or ReferenceSampler(VOCAB_SIZE), FakeTokenizer()
         self.engine = Engine(
             self.target,  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from forerun.errors import EngineFault, ForerunError, RequestError
 BOUND_STEPS = 16  # steps for which the terms of a load hold
 MAX_NODES_PRICED = 64
 MAX_STRETCH = 2.5  # how much longer than a step of plain decoding one with rows of prompts may be
+MIN_STEP_S = 0.012  # and how long at least: few rows at a time make prompts slow, and nobody sees the difference
 MIN_PROMPT_ROWS = 8
 PROMPT_ROWS = 32  # where nobody knows what steps take
 
@@ -91,7 +92,8 @@ class Controller:
     def prompt_rows(self, num_decoding: int) -> int:
         """Rows of prompts that a step may have beside the last tokens of so many requests.
 
-        Whoever decodes waits for the whole step, so that it may become `MAX_STRETCH` times as long, no more.
+        Whoever decodes waits for the whole step, so that it may become `MAX_STRETCH` times as long, or `MIN_STEP_S`, no
+        more.
         """
         most = min(self._chunk, self._max_rows - num_decoding)
         if num_decoding == 0:
@@ -99,7 +101,7 @@ class Controller:
         if self._costs is None:
             return min(most, PROMPT_ROWS)
         costs = self._costs
-        longest_s = MAX_STRETCH * costs.step_s(num_decoding, num_decoding, costs.context_len)
+        longest_s = max(MAX_STRETCH * costs.step_s(num_decoding, num_decoding, costs.context_len), MIN_STEP_S)
         low, high = min(most, MIN_PROMPT_ROWS), most
         while low < high:
             middle = (low + high + 1) // 2
