@@ -5,15 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import Any
+
+from forerun.engine.jobs import EngineLoad, Job
 
 from forerun.drafters.spec import Speculation
 from forerun.engine.completion import Completion, Stats, StreamEvent
-from forerun.engine.jobs import EngineLoad, Job
 from forerun.engine.output import Output
 from forerun.engine.request import Limits, Request, prepare
-from forerun.errors import EngineFault, ForerunError, RequestError
+from forerun.errors import EngineFault, ForerunError
 from forerun.models.chat_template import ChatTemplate, encode_chat
 from forerun.models.detokenizer import TextStream
 from forerun.serve.answers import Identity
@@ -230,7 +230,7 @@ class FakeServer:
     """The application over a fake worker; use it as a context inside of an event loop."""
 
     script: Script = field(default_factory=lambda: say("hello world"))
-    settings: ServeSettings = ServeSettings(("toy",))
+    settings: ServeSettings = field(default_factory=lambda: ServeSettings(("toy",)))
     max_model_len: int = 256
 
     async def __aenter__(self) -> FakeServer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -185,7 +186,8 @@ def serve(
     with listener:
         address = address_of(listener)
         configure(is_json=report.log_json)
-        note(f"forerun: {address} answers with 503 while {model} is loading")
+        say = logging.getLogger("forerun.serve").info if report.log_json else note
+        say(f"forerun: {address} answers with 503 while {model} is loading")
         path = resolve(model)
         served = _served(settings, path)
 
@@ -194,7 +196,7 @@ def serve(
             served.facts = _facts(path, llm, engine)
             return llm
 
-        run(listener, served, load, lambda: _announce(served, address))
+        run(listener, served, load, lambda: say(_summary(served, address)))
 
 
 def _spec(speculation: ServeSpeculationOptions) -> str:
@@ -275,8 +277,8 @@ def _num_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def _announce(served: Served, address: str) -> None:
-    """The summary of a server that is ready, on stderr."""
+def _summary(served: Served, address: str) -> str:
+    """What a server that is ready says of itself."""
     from forerun.serve.drafting import loaded_drafters
 
     settings, facts, llm = served.settings, served.facts, served.llm
@@ -284,7 +286,7 @@ def _announce(served: Served, address: str) -> None:
     model, backend = facts["model"], facts["backend"]
     drafters = ", ".join(loaded_drafters(settings.spec)) or "nobody"
     promise = "the very tokens of plain decoding" if settings.verify == "coupled" else "the law of plain decoding"
-    note(
+    return (
         f"forerun: serving {', '.join(settings.model_names)} at {address}/v1\n"
         f"  model        {model['file']}, {model['architecture']}, {model['file_bytes']:,} bytes\n"
         f"  backend      {backend['executor']}\n"

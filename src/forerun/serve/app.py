@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
+from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -88,6 +90,7 @@ class Served:
 def create_app(served: Served) -> Front:
     """The application, with everything around it."""
     app = FastAPI(title="forerun", version=__version__, docs_url=None, redoc_url=None)
+    app.openapi = partial(_openapi, app)  # type: ignore[method-assign]
     app.add_exception_handler(HTTPException, _http_problem)
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(ClientGone, _nobody)
@@ -301,5 +304,18 @@ async def _fault(request: Request, error: Exception) -> Response:
 
 def _body_of(schema: type[BaseModel]) -> dict[str, Any]:
     """A route's body, for the schema of the API."""
-    content = {"application/json": {"schema": schema.model_json_schema(ref_template="#/components/schemas/{model}")}}
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema.__name__}"}}}
     return {"requestBody": {"required": True, "content": content}}
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """The schema of the API. Handlers read bodies themselves, so what bodies are is added here."""
+    if app.openapi_schema is None:
+        schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        bodies = schema.setdefault("components", {}).setdefault("schemas", {})
+        for model in (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest):
+            described = model.model_json_schema(ref_template="#/components/schemas/{model}")
+            bodies.update(described.pop("$defs", {}))
+            bodies[model.__name__] = described
+        app.openapi_schema = schema
+    return app.openapi_schema

@@ -208,7 +208,7 @@ def _params(request: GenerationFields, llm: LLM, num_top: int | None, has_echo: 
 
 def _max_tokens(request: GenerationFields, has_echo: bool) -> int | None:
     if isinstance(request, ChatRequest):
-        value = _one_of(request, "max_tokens", "max_completion_tokens")
+        value: int | None = _one_of(request, "max_tokens", "max_completion_tokens")
         if value == 0:
             raise Problem(400, "max_tokens is 0, but must be at least 1", "max_tokens")
         return value

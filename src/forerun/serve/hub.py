@@ -30,13 +30,13 @@ class Part(NamedTuple):
     """What one step did for one job. Not the whole event: its record may hold arrays as wide as the vocabulary.
 
     Attributes:
-        index: the job's place in the request.
+        choice: the job's place in the request.
         tokens: what was emitted.
         completion: the whole result, with the last part only.
         error: why the job failed, in its last part.
     """
 
-    index: int
+    choice: int
     tokens: tuple[EmittedToken, ...]
     completion: Completion | None = None
     error: ForerunError | None = None

@@ -189,19 +189,27 @@ class _Server(uvicorn.Server):
         done: asyncio.Future[LLM] = loop.create_future()
 
         def run() -> None:
+            llm, failure = None, None
             try:
                 llm = self._load()
             except BaseException as error:
                 failure = error
-                _call_soon(loop, lambda: done.cancelled() or done.set_exception(failure))
-            else:
-                _call_soon(loop, lambda: done.cancelled() or done.set_result(llm))
+            _call_soon(loop, lambda: _settle(done, llm, failure))
 
         self.is_loading = True
         threading.Thread(target=run, name="load", daemon=True).start()
         llm = await done
         self.is_loading = False
         return llm
+
+
+def _settle(done: asyncio.Future[LLM], llm: LLM | None, failure: BaseException | None) -> None:
+    if done.cancelled():
+        return
+    if llm is not None:
+        done.set_result(llm)
+    elif failure is not None:
+        done.set_exception(failure)
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:

@@ -103,7 +103,7 @@ def request_metrics(completion: Completion, meter: Meter, level: ReportLevel) ->
     return RequestMetrics(
         time_to_first_token_ms=1e3 * meter.time_to_first_token_s,
         generation_time_ms=1e3 * decode_s,
-        queue_time_ms=1e3 * max(0.0, meter.time_to_first_token_s - completion.stats.prefill_s),
+        queue_time_ms=1e3 * completion.stats.queue_s,
         mean_itl_ms=1e3 * decode_s / num_later if num_later > 0 else None,
         tokens_per_second=num_later / decode_s if num_later > 0 and decode_s > 0 else None,
         speculative_decoding=SpecMetrics(

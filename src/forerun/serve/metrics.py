@@ -41,7 +41,7 @@ class Metrics:
     """
 
     def __init__(self, model_name: str, drafters: Sequence[str] = (), alias: str = "none") -> None:
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.read_load: Callable[[], EngineLoad] | None = None
         self._model_name, self._alias = model_name, alias
@@ -191,7 +191,7 @@ class Metrics:
         self._cache_hits.inc(stats.cached_tokens)
         ttft_s, decode_s = meter.time_to_first_token_s, meter.decode_s
         self._e2e.observe(ttft_s + decode_s)
-        self._queue.observe(max(0.0, ttft_s - stats.prefill_s))
+        self._queue.observe(stats.queue_s)
         self._prefill.observe(stats.prefill_s)
         self._decode.observe(decode_s)
         self._inference.observe(stats.prefill_s + decode_s)

@@ -177,8 +177,8 @@ class Reply(Struct):
     model: str
     system_fingerprint: str
     choices: list[Any]
-    usage: Usage | None | UnsetType = UNSET
-    seed: int | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
+    seed: int | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     timings: Timings | UnsetType = UNSET

@@ -86,7 +86,9 @@ class AnswerResponse(Response):
     async def _whole(self, send: Send) -> None:
         answer, inbox = self._answer, self._inbox
         while answer.num_unfinished:
-            self._take(await inbox.get())
+            _, problem = self._take(await inbox.get())
+            if problem is not None:
+                raise problem
             if inbox.is_gone:
                 return
         body = _encode(answer.whole())
@@ -102,27 +104,30 @@ class AnswerResponse(Response):
             parts = await inbox.get()
             if inbox.is_gone:
                 return
-            indices = self._take(parts)
+            indices, problem = self._take(parts)
+            if problem is not None and not self._is_begun:
+                raise problem
             replies = answer.first() if parts and not self._has_role else []
             self._has_role |= bool(parts)
             for index in indices:
                 replies += answer.chunks(index)
-            if parts and not replies:
-                continue  # all of it is held back
-            await self._begin(send)
-            await self._write(send, b"".join(map(_event, replies)) or _KEEPALIVE)
+            if replies or not parts:
+                await self._begin(send)
+                await self._write(send, b"".join(map(_event, replies)) or _KEEPALIVE)
+            if problem is not None:
+                raise problem
         last = _event(answer.usage_chunk()) if self._has_usage else b""
         await self._write(send, last + _DONE, more=False)
 
-    def _take(self, parts: list[Part]) -> list[int]:
-        """Hands parts to the answer; returns the choices they were for, each once."""
-        indices: dict[int, None] = {}
+    def _take(self, parts: list[Part]) -> tuple[list[int], Problem | None]:
+        """Hands parts to the answer; returns the choices they were for, each once, and what ended the request."""
+        choices: dict[int, None] = {}
         for part in parts:
             if part.error is not None:
-                raise _problem_of(part.error, self._names)
-            self._answer.take(part.index, part.tokens, part.completion)
-            indices[part.index] = None
-        return list(indices)
+                return list(choices), _problem_of(part.error, self._names)
+            self._answer.take(part.choice, part.tokens, part.completion)
+            choices[part.choice] = None
+        return list(choices), None
 
     async def _begin(self, send: Send) -> None:
         if not self._is_begun:

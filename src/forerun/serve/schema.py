@@ -25,7 +25,7 @@ class Schema(BaseModel):
 
 def _field(default: Any, text: str, must: str | None = None, **bounds: Any) -> Any:
     """A field that is honoured; `must` is what an error says instead of the library's words."""
-    extra = {"x-support": "honoured"} | ({"x-must": must} if must else {})
+    extra: dict[str, Any] = {"x-support": "honoured"} | ({"x-must": must} if must else {})
     return Field(default, description=text, json_schema_extra=extra, **bounds)
 
 
