@@ -156,10 +156,11 @@ class FakeWorker:
 
     def _run(self) -> None:
         while True:
-            self.gate.wait()
             with self._lock:
                 while not self._running and not self._is_stopping:
                     self._lock.wait()
+            self.gate.wait()
+            with self._lock:
                 if self._is_stopping:
                     return
                 delivery = [(job_id, _step(run)) for job_id, run in self._running.items()]

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from forerun.engine.jobs import Job
 
+from forerun.engine.jobs import Job
 from forerun.errors import EngineFault, ForerunError, RequestError
 from tests.helpers.asgi import Reply, call
 from tests.helpers.asynchronous import asynchronous
