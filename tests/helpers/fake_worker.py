@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from forerun.engine.jobs import EngineLoad, Job
-
 from forerun.drafters.spec import Speculation
 from forerun.engine.completion import Completion, Stats, StreamEvent
+from forerun.engine.jobs import EngineLoad, Job
 from forerun.engine.output import Output
 from forerun.engine.request import Limits, Request, prepare
 from forerun.errors import EngineFault, ForerunError

@@ -159,6 +159,9 @@ def serve(
     Every option can also be set in the environment, --max-queue as FORERUN_MAX_QUEUE or FORERUN_SERVE_MAX_QUEUE.
     """
     from forerun.cli.progress import resolve
+    from forerun.ops.native import chosen_isa
+    from forerun.serve.answers import Identity
+    from forerun.serve.identity import fingerprint
     from forerun.serve.lifecycle import address_of, bind, num_connections_allowed
     from forerun.serve.lifecycle import serve as run
     from forerun.serve.logs import configure
@@ -188,10 +191,11 @@ def serve(
         configure(is_json=report.log_json)
         say = logging.getLogger("forerun.serve").info if report.log_json else note
         say(f"forerun: {address} answers with 503 while {model} is loading")
-        path = resolve(model)
-        served = _served(settings, path)
+        served = _served(settings)
 
         def load() -> LLM:
+            path = resolve(model)
+            served.identity = Identity(settings.model_names[0], fingerprint(path, chosen_isa()))
             llm = _load(path, engine, limits)
             served.facts = _facts(path, llm, engine)
             return llm
@@ -217,20 +221,17 @@ def _spec(speculation: ServeSpeculationOptions) -> str:
     return spec
 
 
-def _served(settings: ServeSettings, path: Path) -> Served:
-    from forerun.ops.native import chosen_isa
-    from forerun.serve.answers import Identity
+def _served(settings: ServeSettings) -> Served:
     from forerun.serve.app import Served
     from forerun.serve.drafting import loaded_drafters
     from forerun.serve.hub import Hub
-    from forerun.serve.identity import fingerprint
     from forerun.serve.metrics import Metrics
 
     name = settings.model_names[0]
     metrics = Metrics(name, loaded_drafters(settings.spec), settings.metrics_alias)
     max_jobs = settings.max_running + settings.max_queue
     hub = Hub(metrics, max_jobs, settings.send_timeout_s, settings.keepalive_s)
-    return Served(settings, hub, identity=Identity(name, fingerprint(path, chosen_isa())))
+    return Served(settings, hub)
 
 
 def _load(path: Path, engine: EngineOptions, limits: LimitOptions) -> LLM:

@@ -15,7 +15,7 @@ def fingerprint(path: Path, build: str) -> str:
 
     Args:
         path: a model file or folder. Of each file its size, beginning and end are looked at.
-        build: names the compiled part.
+        build: what else the answers may depend on.
     """
     digest = hashlib.blake2b(f"{__version__}/{build}".encode(), digest_size=6)
     files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
