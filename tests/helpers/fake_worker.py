@@ -26,7 +26,10 @@ from forerun.types import Draft, SamplingParams, StepRecord, StepTimings, TokenL
 from tests.helpers.toy_vocab import TOY
 
 EOS = 2
-_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+_TEMPLATE = (
+    "{% if note %}{{ note }} {% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
 
 # What a job's steps emit: groups of ids, or an error that ends it.
 Script = Callable[[Job], Iterator[Sequence[int] | ForerunError]]

@@ -108,6 +108,9 @@ def test_F071_a_second_signal_ends_it_at_once() -> None:
         def ask() -> None:
             try:
                 process.post("/v1/completions", body)
+            except urllib.error.HTTPError as error:
+                error.close()
+                failures.append(error)
             except OSError as error:
                 failures.append(error)
 

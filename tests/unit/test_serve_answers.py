@@ -386,3 +386,27 @@ async def test_F063_what_is_active_can_be_asked() -> None:
     assert info["speculation"]["is_active"] is True
     assert (info["speculation"]["rule"], info["speculation"]["exactness"]) == ("coupled", "tokens")
     assert 'forerun:spec_decode_num_drafts_total{drafter="suffix",model_name="toy"} 2.0' in metrics
+
+
+@asynchronous
+async def test_a_last_message_is_continued() -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "so far "}]
+    body = {"messages": messages, "return_token_ids": True}
+    async with FakeServer() as server:
+        reply = (await ask(server, CHAT_PATH, body | {"continue_final_message": True})).json()
+        assert reply["prompt_token_ids"] == TOY.encode("user: hi\nassistant: so far ")
+        bare = (await ask(server, CHAT_PATH, body | {"add_generation_prompt": False})).json()
+        assert bare["prompt_token_ids"] == TOY.encode("user: hi\nassistant: so far \n")
+        both = await call(server.app, CHAT_PATH, body | {"continue_final_message": True, "add_generation_prompt": True})
+        assert both.error["param"] == "continue_final_message"
+
+
+@asynchronous
+async def test_a_template_has_variables_of_its_own() -> None:
+    async with FakeServer() as server:
+        reply = (
+            await ask(server, CHAT_PATH, CHAT | {"chat_template_kwargs": {"note": "n"}, "return_token_ids": True})
+        ).json()
+        assert reply["prompt_token_ids"] == TOY.encode("n user: hi\nassistant:")
+        own = await call(server.app, CHAT_PATH, CHAT | {"chat_template_kwargs": {"messages": []}})
+        assert own.error["param"] == "chat_template_kwargs"

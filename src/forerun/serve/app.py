@@ -176,7 +176,8 @@ def _encode(body: TokenizeRequest, llm: LLM) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise Problem(400, "give either prompt or messages", "prompt")
     if body.messages is not None:
-        return list(llm.encode_messages(plain_messages(body.messages)))
+        begins_turn = body.add_generation_prompt is not False
+        return llm.encode_messages(plain_messages(body.messages), add_generation_prompt=begins_turn)
     assert body.prompt is not None
     adds_bos = llm.tokenizer.adds_bos and body.add_special_tokens is not False
     return llm.tokenizer.encode(body.prompt, add_bos=adds_bos)

@@ -314,14 +314,13 @@ def _message_fields(message: Message) -> dict[str, Any]:
 
 
 def _encode_chat(request: ChatRequest, llm: LLM) -> Sequence[int]:
-    if request.chat_template_kwargs:
-        raise Problem(400, "chat_template_kwargs is not supported by this build", "chat_template_kwargs")
-    if request.continue_final_message:
-        message = "continue_final_message is not supported by this build; send the text to /v1/completions"
-        raise Problem(400, message, "continue_final_message")
-    if request.add_generation_prompt is False:
-        raise Problem(400, "add_generation_prompt must be true in this build", "add_generation_prompt")
-    return llm.encode_messages(plain_messages(request.messages))
+    begins_turn = request.add_generation_prompt
+    return llm.encode_messages(
+        plain_messages(request.messages),
+        add_generation_prompt=not request.continue_final_message if begins_turn is None else begins_turn,
+        extra=request.chat_template_kwargs,
+        continue_final_message=bool(request.continue_final_message),
+    )
 
 
 def _truncated(prompt: Prompt, request: GenerationFields, llm: LLM) -> Prompt:

@@ -33,9 +33,15 @@ def _inert(text: str = "Accepted, without effect on the answer.") -> Any:
     return Field(None, description=text, json_schema_extra={"x-support": "inert"})
 
 
+def _later(text: str, must: str | None = None) -> Any:
+    """A field that `structured` refuses wherever it asks for something."""
+    extra: dict[str, Any] = {"x-support": "limited"} | ({"x-must": must} if must else {})
+    return Field(None, description=f"{text} Not in this build.", json_schema_extra=extra)
+
+
 def _refused(why: str) -> Any:
-    """A field of which only the values that change nothing are accepted."""
-    return Field(None, description=why, json_schema_extra={"x-support": "refused", "x-must": why})
+    """A field of which only the values that ask for nothing are accepted."""
+    return Field(None, description=why, json_schema_extra={"x-support": "limited", "x-must": why})
 
 
 class StreamOptions(Schema):
@@ -146,16 +152,18 @@ class NamedToolChoice(Schema):
 class Message(Schema):
     """One message of a conversation."""
 
-    role: Annotated[str, Field(min_length=1, max_length=64)]
+    role: Annotated[str, Field(min_length=1, max_length=64)] = _field(
+        ..., "Who says it, by the names that the template knows."
+    )
     content: str | list[TextPart] | None = _field(
         None, "A text or text parts, which are joined.", must="must be a string or a list of text parts"
     )
-    name: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    thinking: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
+    name: str | None = _field(None, "Passed on to the template.")
+    reasoning_content: str | None = _field(None, "What an assistant thought.")
+    reasoning: str | None = _field(None, "Another name of `reasoning_content`.")
+    thinking: str | None = _field(None, "Another name of `reasoning_content`.")
+    tool_calls: list[ToolCall] | None = _later("What an assistant called.")
+    tool_call_id: str | None = _field(None, "Which call a tool's message answers; passed on to the template.")
     refusal: str | None = _inert()
     annotations: list[Any] | None = _inert()
     audio: None = _refused("must be left out: this model reads text")
@@ -220,9 +228,9 @@ class GenerationFields(Schema):
     request_id: Annotated[str, Field(min_length=1, max_length=128)] | None = _field(
         None, "The answer's id; also as header `X-Request-Id`."
     )
-    response_format: ResponseFormat | None = _field(None, "`text`, `json_object` or `json_schema`.")
-    structured_outputs: StructuredOutputs | None = _field(None, "A constraint on the text.")
-    grammar: str | None = _field(None, "A grammar that the text follows.")
+    response_format: ResponseFormat | None = _later("`text`, `json_object` or `json_schema`; all but `text`:")
+    structured_outputs: StructuredOutputs | None = _later("A constraint on the text.")
+    grammar: str | None = _later("A grammar that the text follows.")
     user: str | None = _inert()
     metadata: dict[str, Any] | None = _inert()
     safety_identifier: str | None = _inert()
@@ -257,13 +265,12 @@ class ChatRequest(GenerationFields):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = _field(
         None, "With so many alternatives; needs `logprobs`."
     )
-    tools: list[Tool] | None = _field(None, "Functions that the model may call.")
-    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = _field(
-        None,
+    tools: list[Tool] | None = _later("Functions that the model may call.")
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = _later(
         "Whether it must, and which.",
         must="must be 'none', 'auto', 'required' or name a function",
     )
-    parallel_tool_calls: bool | None = _field(None, "Whether one answer may hold several calls.")
+    parallel_tool_calls: bool | None = _later("Whether one answer may hold several calls.")
     chat_template_kwargs: dict[str, Any] | None = _field(None, "Further variables of the chat template.")
     add_generation_prompt: bool | None = _field(None, "End the prompt with the beginning of an assistant's turn.")
     continue_final_message: bool | None = _field(None, "Continue the last message instead of answering it.")
