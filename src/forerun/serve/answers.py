@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec import UNSET
 
 from forerun.engine.completion import Completion, EmittedToken
 from forerun.serve.asks import Ask
 from forerun.serve.logprobs import add_prompt, add_text_logprob, chat_logprob, empty_text_logprobs, prompt_logprobs
 from forerun.serve.meter import Meter, request_metrics, timings
+from forerun.serve.problems import Problem
 from forerun.serve.replies import (
     ChatChoice,
     ChatChunkChoice,
@@ -49,6 +51,14 @@ class Identity:
 
     model: str
     fingerprint: str
+
+
+encode = msgspec.json.Encoder().encode
+
+
+def event(data: msgspec.Struct) -> bytes:
+    """One server-sent event."""
+    return b"data: " + encode(data) + b"\n\n"
 
 
 class Answer:
@@ -96,14 +106,35 @@ class Answer:
             self._completions[index] = completion
             self.num_unfinished -= 1
 
-    def first(self) -> list[Reply]:
-        """The chunks before any token: the roles of a chat."""
+    def first(self) -> bytes:
+        """The events before any token: the roles of a chat."""
         if not self._ask.is_chat:
-            return []
-        return [self._chunk(ChatChunkChoice(i, Delta("assistant", ""))) for i in range(self._ask.num_jobs)]
+            return b""
+        roles = [self._chunk(ChatChunkChoice(i, Delta("assistant", ""))) for i in range(self._ask.num_jobs)]
+        return b"".join(map(event, roles))
 
-    def chunks(self, index: int) -> list[Reply]:
-        """What a choice has to say by now."""
+    def step(self, index: int) -> bytes:
+        """The events of what a choice has to say by now."""
+        return b"".join(map(event, self._chunks(index)))
+
+    def last(self) -> bytes:
+        """The events after everything: the totals if they are asked for."""
+        totals = b""
+        if self._ask.has_usage:
+            reply = self._reply([])
+            reply.usage = self._usage()
+            totals = event(reply)
+        return totals + b"data: [DONE]\n\n"
+
+    def failed(self, problem: Problem) -> bytes:
+        """The event that ends a stream in which something went wrong."""
+        return b"data: " + problem.encoded() + b"\n\n"
+
+    def whole(self) -> bytes:
+        """The whole answer; every choice has finished."""
+        return encode(self._whole())
+
+    def _chunks(self, index: int) -> list[Reply]:
         builder, completion = self._builders[index], self._completions[index]
         replies = []
         if builder.has_text:
@@ -112,14 +143,7 @@ class Answer:
             replies.append(self._with_reports(self._chunk(builder.share(completion.finish_reason)), index))
         return replies
 
-    def usage_chunk(self) -> Reply:
-        """The totals, with no choices."""
-        reply = self._reply([])
-        reply.usage = self._usage()
-        return reply
-
-    def whole(self) -> Reply:
-        """The whole answer; every choice has finished."""
+    def _whole(self) -> Reply:
         reply = self._reply([])
         for index, completion in enumerate(self.completions):
             reply.choices.append(self._builders[index].whole(completion.finish_reason))

@@ -141,7 +141,7 @@ async def _generate(
     answer_id = body.request_id or prefix + request.scope["request_id"]
     expected = jobs[0].request.prediction
     answer = Answer(ask, answer_id, identity, llm.tokenizer, inbox.meters, expected)
-    return AnswerResponse(answer, inbox, ask.has_usage, names)
+    return AnswerResponse(answer, inbox, names)
 
 
 def _add_tokens(app: FastAPI, served: Served) -> None:

@@ -118,12 +118,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise Problem(400, f"the body has the key {twice!r:.80} twice in one object", _shown_key(twice), "invalid_json")
+        raise Problem(400, f"the body has the key {twice!r:.80} twice in one object", twice, "invalid_json")
     return value
-
-
-def _shown_key(key: str) -> str:
-    return key[:80].encode("utf-8", "replace").decode()
 
 
 def _not_finite(text: str) -> Any:

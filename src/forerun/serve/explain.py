@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import types
 from typing import Any, Union, get_args, get_origin
 
@@ -81,7 +82,7 @@ def _wanted(detail: Any) -> str:
     message = str(detail["msg"])
     for prefix in ("Value error, ", "Assertion failed, "):
         message = message.removeprefix(prefix)
-    message = message.replace("Input should be", "must be").replace("Input should have", "must have")
+    message = re.sub(r"^(Input|String|List|Dictionary) should", "must", message)
     return message[:1].lower() + message[1:] if not message.startswith("must") else message
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 
-from forerun.errors import ForerunError, RequestError
+from forerun.errors import ForerunError, RequestError, one_line
 
 RETRY_AFTER_S = 1
+_MAX_MESSAGE, _MAX_PARAM = 600, 200  # characters
 
 _TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
 _CODES = {
@@ -40,7 +41,9 @@ class Problem(Exception):
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
-        self.status, self.message, self.param = status, message, param
+        # Both may quote what the caller sent: a key of a megabyte, or half a character, which no answer can carry.
+        self.status, self.message = status, one_line(message, _MAX_MESSAGE)
+        self.param = None if param is None else one_line(param, _MAX_PARAM)
         self.code = code or _CODES.get(status, "invalid_request")
 
     @staticmethod
@@ -70,13 +73,5 @@ class Problem(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def encoded(self) -> bytes:
-        """The JSON text; half a surrogate pair in a message becomes a question mark."""
-        try:
-            return msgspec.json.encode(self.body())
-        except UnicodeEncodeError:
-            safe = Problem(self.status, _clean(self.message), self.param and _clean(self.param), self.code)
-            return msgspec.json.encode(safe.body())
-
-
-def _clean(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
+        """The JSON text."""
+        return msgspec.json.encode(self.body())

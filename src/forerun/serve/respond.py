@@ -9,30 +9,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any, Protocol
 
-import msgspec
 from starlette.responses import Response
 
+from forerun.engine.completion import Completion, EmittedToken
 from forerun.errors import ForerunError
-from forerun.serve.answers import Answer
 from forerun.serve.bodies import Receive, Scope
 from forerun.serve.hub import Inbox, Part
 from forerun.serve.logs import log_request
 from forerun.serve.problems import Problem
-from forerun.serve.replies import Reply
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _KEEPALIVE = b": keep-alive\n\n"
-_DONE = b"data: [DONE]\n\n"
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-_encode = msgspec.json.Encoder().encode
 _log = logging.getLogger(__name__)
 
 
@@ -49,22 +45,51 @@ async def send_json(send: Send, status: int, body: bytes, headers: list[tuple[by
     await send({"type": "http.response.body", "body": body})
 
 
+class Answering(Protocol):
+    """What makes an answer of the engine's events. The chunks are bytes as they go out."""
+
+    @property
+    def num_unfinished(self) -> int:
+        """Choices that go on."""
+
+    @property
+    def completions(self) -> list[Completion]:
+        """Those of the choices that have finished."""
+
+    def take(self, index: int, tokens: Sequence[EmittedToken], completion: Completion | None) -> None:
+        """Adds tokens to a choice, and its end."""
+
+    def first(self) -> bytes:
+        """The events before any token."""
+
+    def step(self, index: int) -> bytes:
+        """The events of what a choice has to say by now."""
+
+    def last(self) -> bytes:
+        """The events after everything."""
+
+    def failed(self, problem: Problem) -> bytes:
+        """The event that ends a stream in which something went wrong."""
+
+    def whole(self) -> bytes:
+        """The whole answer."""
+
+
 class AnswerResponse(Response):
     """Waits for the engine and sends what it says; ends the request's jobs however it is left.
 
     Args:
         answer: makes the answer.
         inbox: brings what the engine says.
-        has_usage: a stream ends with the totals.
         names: the request's names of fields that the engine calls otherwise.
     """
 
-    def __init__(self, answer: Answer, inbox: Inbox, has_usage: bool, names: dict[str, str]) -> None:
+    def __init__(self, answer: Answering, inbox: Inbox, names: dict[str, str]) -> None:
         # Not the base's __init__: it would encode a body, and there is none yet.
         self.background = None
-        self._answer, self._inbox, self._has_usage, self._names = answer, inbox, has_usage, names
+        self._answer, self._inbox, self._names = answer, inbox, names
         self._is_begun = False
-        self._has_role = False
+        self._has_first = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Runs the request to its end."""
@@ -91,7 +116,7 @@ class AnswerResponse(Response):
                 raise problem
             if inbox.is_gone:
                 return
-        body = _encode(answer.whole())
+        body = answer.whole()
         length = (b"content-length", str(len(body)).encode())
         headers = [(b"content-type", b"application/json"), length]
         self._is_begun = True
@@ -107,17 +132,15 @@ class AnswerResponse(Response):
             indices, problem = self._take(parts)
             if problem is not None and not self._is_begun:
                 raise problem
-            replies = answer.first() if parts and not self._has_role else []
-            self._has_role |= bool(parts)
-            for index in indices:
-                replies += answer.chunks(index)
-            if replies or not parts:
+            data = answer.first() if parts and not self._has_first else b""
+            self._has_first |= bool(parts)
+            data += b"".join(map(answer.step, indices))
+            if data or not parts:
                 await self._begin(send)
-                await self._write(send, b"".join(map(_event, replies)) or _KEEPALIVE)
+                await self._write(send, data or _KEEPALIVE)
             if problem is not None:
                 raise problem
-        last = _event(answer.usage_chunk()) if self._has_usage else b""
-        await self._write(send, last + _DONE, more=False)
+        await self._write(send, answer.last(), more=False)
 
     def _take(self, parts: list[Part]) -> tuple[list[int], Problem | None]:
         """Hands parts to the answer; returns the choices they were for, each once, and what ended the request."""
@@ -146,11 +169,7 @@ class AnswerResponse(Response):
         if not self._is_begun:
             await send_problem(send, problem)
         elif self._inbox.is_stream:
-            await send({"type": "http.response.body", "body": b"data: " + problem.encoded() + b"\n\n"})
-
-
-def _event(reply: Reply) -> bytes:
-    return b"data: " + _encode(reply) + b"\n\n"
+            await send({"type": "http.response.body", "body": self._answer.failed(problem)})
 
 
 def _problem_of(error: ForerunError, names: dict[str, str]) -> Problem:
