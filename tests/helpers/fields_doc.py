@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from forerun.serve import schema
+from forerun.serve import responses, schema
 from forerun.serve.schema import GenerationFields, support_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "server.md"
@@ -16,8 +16,8 @@ def with_tables(text: str) -> str:
     """The page with its tables as the schema has them."""
 
     def table(match: re.Match[str]) -> str:
-        model = getattr(schema, match[2])
-        common = GenerationFields if match[2] != "GenerationFields" else None
+        model = getattr(responses if match[2] == "ResponsesRequest" else schema, match[2])
+        common = GenerationFields if match[2] in ("CompletionRequest", "ChatRequest") else None
         return f"{match[1]}\n{support_table(model, common)}\n"
 
     return _TABLE.sub(table, text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,17 +21,20 @@ from starlette.staticfiles import StaticFiles
 from forerun import __version__
 from forerun.errors import RequestError
 from forerun.serve.answers import Answer, Identity
-from forerun.serve.asks import make_jobs, plain_messages, problem_names, read_ask
+from forerun.serve.asks import Ask, make_jobs, plain_messages, problem_names, read_ask
 from forerun.serve.bodies import ClientGone, SchemaT, parse, read_body
 from forerun.serve.drafting import loaded_drafters
 from forerun.serve.front import Front
 from forerun.serve.hub import Hub
+from forerun.serve.meter import Meter
 from forerun.serve.problems import Problem
-from forerun.serve.respond import AnswerResponse
+from forerun.serve.respond import Answering, AnswerResponse
+from forerun.serve.responses import NAMES, ResponsesAnswer, ResponsesRequest, as_chat
 from forerun.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from forerun.serve.settings import ServeSettings
 
 if TYPE_CHECKING:
+    from forerun.engine.jobs import Job
     from forerun.engine.llm import LLM
 
 PAGE = Path(__file__).parent / "page"
@@ -109,39 +113,79 @@ def create_app(served: Served) -> Front:
 
 
 def _add_generation(app: FastAPI, served: Served) -> None:
+    @app.post("/v1/responses", openapi_extra=_body_of(ResponsesRequest))
+    async def responses(request: Request) -> Response:
+        """Answer a conversation, in the other form."""
+        return await _run(request, served, lambda raw: _prepare_response(raw, request, served))
+
     @app.post("/v1/completions", openapi_extra=_body_of(CompletionRequest))
     async def completions(request: Request) -> Response:
         """Continue prompts."""
-        return await _generate(request, CompletionRequest, served, "cmpl-")
+        return await _run(request, served, lambda raw: _prepare(raw, CompletionRequest, "cmpl-", request, served))
 
     @app.post("/v1/chat/completions", openapi_extra=_body_of(ChatRequest))
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        return await _generate(request, ChatRequest, served, "chatcmpl-")
+        return await _run(request, served, lambda raw: _prepare(raw, ChatRequest, "chatcmpl-", request, served))
 
 
-async def _generate(
-    request: Request, schema: type[CompletionRequest] | type[ChatRequest], served: Served, prefix: str
-) -> Response:
-    llm, settings = served.model(), served.settings
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A request that the engine can be given.
+
+    Attributes:
+        ask: what it asks for.
+        jobs: the same for the engine.
+        names: from `problem_names`.
+        answer: makes the answer of what is measured per job.
+    """
+
+    ask: Ask
+    jobs: list[Job]
+    names: dict[str, str]
+    answer: Callable[[list[Meter]], Answering]
+
+
+async def _run(request: Request, served: Served, prepare: Callable[[bytes], _Prepared]) -> Response:
+    """From a request's body to its answer."""
+    served.model()
     raw = await _body(request, served)
-
-    def prepare() -> tuple[Any, ...]:
-        body = parse(raw, schema)
-        name = served.check_name(body.model)
-        ask = read_ask(body, llm, settings)
-        names = problem_names(body)
-        return body, Identity(name, served.identity.fingerprint), ask, names, make_jobs(ask, llm, names)
-
-    prepared = await asyncio.to_thread(prepare) if len(raw) > LONG_BODY_BYTES else prepare()
-    body, identity, ask, names, jobs = prepared
-    hub = served.hub
-    inbox = hub.submit(jobs, is_stream=ask.is_stream, is_score=ask.is_score)
+    prepared = await asyncio.to_thread(prepare, raw) if len(raw) > LONG_BODY_BYTES else prepare(raw)
+    ask, hub = prepared.ask, served.hub
+    inbox = hub.submit(prepared.jobs, is_stream=ask.is_stream, is_score=ask.is_score)
     hub.metrics.count_request(ask.num_choices, ask.params.max_tokens)
-    answer_id = body.request_id or prefix + request.scope["request_id"]
-    expected = jobs[0].request.prediction
-    answer = Answer(ask, answer_id, identity, llm.tokenizer, inbox.meters, expected)
-    return AnswerResponse(answer, inbox, names)
+    return AnswerResponse(prepared.answer(inbox.meters), inbox, prepared.names)
+
+
+def _prepare(
+    raw: bytes,
+    schema: type[CompletionRequest] | type[ChatRequest],
+    prefix: str,
+    request: Request,
+    served: Served,
+) -> _Prepared:
+    llm, body = served.model(), parse(raw, schema)
+    identity = Identity(served.check_name(body.model), served.identity.fingerprint)
+    ask, names = read_ask(body, llm, served.settings), problem_names(body)
+    jobs = make_jobs(ask, llm, names)
+    name, expected = body.request_id or prefix + request.scope["request_id"], jobs[0].request.prediction
+    return _Prepared(ask, jobs, names, lambda meters: Answer(ask, name, identity, llm.tokenizer, meters, expected))
+
+
+def _prepare_response(raw: bytes, request: Request, served: Served) -> _Prepared:
+    llm, body = served.model(), parse(raw, ResponsesRequest)
+    identity = Identity(served.check_name(body.model), served.identity.fingerprint)
+    chat = as_chat(body)
+    names = problem_names(chat)
+    names = {name: NAMES.get(theirs, theirs) for name, theirs in (NAMES | names).items()}
+    try:
+        ask = read_ask(chat, llm, served.settings)
+        jobs = make_jobs(ask, llm, names)
+    except Problem as problem:
+        param = problem.param and NAMES.get(problem.param, problem.param)
+        raise Problem(problem.status, problem.message, param, problem.code) from None
+    name = request.scope["request_id"]
+    return _Prepared(ask, jobs, names, lambda meters: ResponsesAnswer(body, ask, name, identity, meters[0]))
 
 
 def _add_tokens(app: FastAPI, served: Served) -> None:
@@ -314,7 +358,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
         bodies = schema.setdefault("components", {}).setdefault("schemas", {})
-        for model in (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest):
+        for model in (CompletionRequest, ChatRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest):
             described = model.model_json_schema(ref_template="#/components/schemas/{model}")
             bodies.update(described.pop("$defs", {}))
             bodies[model.__name__] = described

@@ -50,12 +50,16 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, proto)
-        # A port that a killed server has left is free again at once; one that is in use stays refused.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        try:
+            # A port that a killed server has left is free again at once; one that is in use stays refused.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+    except OSError as error:
+        reason = error.strerror or str(error)
         raise ConfigError(f"can't listen on {host}, port {port}: {reason}; choose another --port or --host") from error
     return listener
 
