@@ -109,9 +109,13 @@ class FakeWorker:
     Args:
         deliver: called once per step.
         script: what each job says.
+        settle: waits until what was delivered has been dealt with; given what says that the worker is stopping.
     """
 
-    def __init__(self, deliver: Callable[[Any], None], script: Script) -> None:
+    def __init__(
+        self, deliver: Callable[[Any], None], script: Script, settle: Callable[[Callable[[], bool]], None]
+    ) -> None:
+        self._settle = settle
         self.script = script
         self.gate = threading.Event()  # closed: no steps are made
         self.gate.set()
@@ -170,6 +174,7 @@ class FakeWorker:
                     if isinstance(event, ForerunError) or event.completion is not None:
                         del self._running[job_id]
             self._deliver(delivery)
+            self._settle(lambda: self._is_stopping)
 
 
 def _step(run: _Running) -> StreamEvent | ForerunError:
@@ -235,6 +240,7 @@ class FakeServer:
     script: Script = field(default_factory=lambda: say("hello world"))
     settings: ServeSettings = field(default_factory=lambda: ServeSettings(("toy",)))
     max_model_len: int = 256
+    is_paced: bool = True  # every step reaches its request on its own; else as many at a time as come
 
     async def __aenter__(self) -> FakeServer:
         settings = self.settings
@@ -247,11 +253,28 @@ class FakeServer:
         self.worker: FakeWorker
 
         def make(deliver: Callable[[Any], None]) -> Any:
-            self.worker = FakeWorker(deliver, self.script)
+            self.worker = FakeWorker(deliver, self.script, self._settle)
             return self.worker
 
         self.hub.start(make)
         return self
+
+    def _settle(self, is_stopping: Callable[[], bool]) -> None:
+        """Lets the loop deliver, wake the request and run it."""
+        done, loop = threading.Event(), self.hub.loop
+        if not self.is_paced or is_stopping():
+            return
+        rounds = iter(range(4))
+
+        def turn() -> None:
+            if next(rounds, None) is None:
+                done.set()
+            else:
+                loop.call_soon(turn)
+
+        loop.call_soon_threadsafe(turn)
+        while not done.wait(0.02) and not is_stopping():
+            pass
 
     async def __aexit__(self, *details: object) -> None:
         self.worker.gate.set()

@@ -56,11 +56,12 @@ TEXTS = ["hello world", " two  spaces", "\n tab\t", "grüße, 你好 😀!", "",
 
 @pytest.mark.parametrize("path", [CHAT_PATH, TEXT_PATH])
 @pytest.mark.parametrize(("text", "group"), [*itertools.product(TEXTS, (1, 3)), ("hello world again", 20)])
+@pytest.mark.parametrize("is_paced", [True, False])
 @asynchronous
-async def test_F027_F028_a_stream_is_the_whole_answer(path: str, text: str, group: int) -> None:
+async def test_F027_F028_a_stream_is_the_whole_answer(path: str, text: str, group: int, is_paced: bool) -> None:
     logprobs = {"logprobs": True, "top_logprobs": 2} if path == CHAT_PATH else {"logprobs": 2, "echo": True}
     body = (CHAT if path == CHAT_PATH else TEXT) | logprobs | {"return_token_ids": True}
-    async with FakeServer(say(text, group)) as server:
+    async with FakeServer(say(text, group), is_paced=is_paced) as server:
         one = await ask(server, path, body)
         stream = await ask(server, path, body | {"stream": True})
         assert joined(stream.events()) == whole(one)
@@ -213,6 +214,9 @@ async def test_F036_echo_scores_the_prompt(max_tokens: int, is_stream: bool) -> 
         assert "".join(logprobs["tokens"]) == choice["text"]
         assert logprobs["token_logprobs"][: len(token_ids)] == [None, *(-i / 64 for i in token_ids[1:])]
         assert logprobs["top_logprobs"][0] is None
+        ends = [*logprobs["text_offset"][1:], len(choice["text"])]
+        pieces = zip(logprobs["text_offset"], ends, strict=True)
+        assert [choice["text"][start:end] for start, end in pieces] == logprobs["tokens"]
         assert len(logprobs["text_offset"]) == len(logprobs["tokens"]) == len(token_ids) + max_tokens
         assert ids.json()["choices"][index]["logprobs"] == {name: logprobs[name] for name in logprobs}
     if not is_stream:
