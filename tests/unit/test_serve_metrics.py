@@ -140,6 +140,17 @@ async def test_a_request_is_one_line_with_its_id(caplog: pytest.LogCaptureFixtur
     assert "abcdefghij" not in line + json.dumps(entry)
 
 
+@asynchronous
+async def test_a_refusal_is_one_line_without_the_prompt(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "forerun.serve")
+    async with FakeServer() as server:
+        await call(server.app, PATH, {"prompt": {"my": "secret"}}, x_request_id="mine")
+        await call(server.app, PATH, {"prompt": ["a", "secret", 5]})
+    assert caplog.records[0].getMessage() == "POST /v1/completions 400 invalid_value at prompt"
+    assert caplog.records[0].request_id == "mine"  # type: ignore[attr-defined]
+    assert "secret" not in caplog.text
+
+
 def test_a_log_line_is_one_line() -> None:
     record = logging.LogRecord("x", logging.WARNING, "", 0, "a\nb \ud83d \x1b[2J", (), None)
     text, entry = _TextFormatter(has_colour=False).format(record), _JsonFormatter().format(record)

@@ -26,6 +26,7 @@ from forerun.serve.bodies import ClientGone, SchemaT, parse, read_body
 from forerun.serve.drafting import loaded_drafters
 from forerun.serve.front import Front
 from forerun.serve.hub import Hub
+from forerun.serve.logs import log_refusal
 from forerun.serve.meter import Meter
 from forerun.serve.problems import Problem
 from forerun.serve.respond import Answering, AnswerResponse
@@ -331,6 +332,8 @@ async def _http_problem(request: Request, error: Exception) -> Response:
 
 async def _problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, Problem)
+    if request.url.path != "/health":  # asked every second while a model loads
+        log_refusal(request.scope, error)
     headers = {name.decode(): value.decode() for name, value in error.headers}
     return Response(error.encoded(), error.status, headers, "application/json")
 

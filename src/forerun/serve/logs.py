@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.engine.completion import Completion
 from forerun.errors import one_line
+from forerun.serve.problems import Problem
 
 if TYPE_CHECKING:
     from forerun.serve.hub import Hub, Inbox
@@ -96,6 +97,14 @@ def log_request(scope: MutableMapping[str, Any], status: int, done: Sequence[Com
             f"; draft acceptance = {fields['accepted'] / fields['drafted']:.5f} ({fields['accepted']:5} accepted / "
             f"{fields['drafted']:5} generated), mean len = {1 + fields['accepted'] / num_steps:.2f}"
         )
+    _log.info(line, extra={"request_id": scope.get("request_id"), "fields": fields})
+
+
+def log_refusal(scope: MutableMapping[str, Any], problem: Problem) -> None:
+    """One line for a request that was not served. What was wrong with it may quote the prompt, so it isn't in it."""
+    fields = {"path": scope["path"], "status": problem.status, "code": problem.code, "param": problem.param}
+    where = f" at {problem.param}" if problem.param else ""
+    line = f"{scope['method']} {scope['path']} {problem.status} {problem.code}{where}"
     _log.info(line, extra={"request_id": scope.get("request_id"), "fields": fields})
 
 

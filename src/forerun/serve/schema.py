@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from forerun.types import MAX_LOGPROBS, MAX_SEED, VerifyRule
 
 MAX_CHOICES = 128
+MAX_STOPS = 64  # each is looked for after every token
 INT64_MAX = 2**63 - 1
 _PROMPT = "must be a string, a list of strings, a list of token ids, or a list of lists of token ids"
 
@@ -193,8 +194,10 @@ class GenerationFields(Schema):
     )
     min_tokens: Annotated[int, Field(le=INT64_MAX)] | None = field(None, "No end before this many tokens.")
     ignore_eos: bool | None = field(None, "Do not end at the model's end of text.")
-    stop: str | list[str] | None = field(
-        None, "Texts to end before; the earliest counts.", must="must be a string or a list of strings"
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None = field(
+        None,
+        "Texts to end before; the earliest counts.",
+        must=f"must be a string or a list of up to {MAX_STOPS} strings",
     )
     stop_token_ids: list[int] | None = field(None, "Further tokens that end the output.")
     include_stop_str_in_output: Literal[False] | None = limited("must be false: the text ends before a stop string")
