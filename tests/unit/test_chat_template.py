@@ -373,3 +373,52 @@ def test_a_files_template_is_found_with_its_tokens() -> None:
     assert ChatTemplate.from_gguf({}, TOY) is None
     with pytest.raises(LoadError, match="is of type int"):
         ChatTemplate.from_gguf({"tokenizer.chat_template": 3}, TOY)
+
+
+CONTINUED = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content if m.role == 'assistant' else m.content | trim }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}{% if style %}({{ style }}){% endif %}"""
+
+
+def test_a_last_message_is_continued_where_it_ends() -> None:
+    template = ChatTemplate(CONTINUED)
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "so <|im_end|> far "}]
+    ids = encode_chat(TOY, template, messages, add_generation_prompt=False, continue_final_message=True)
+    whole = encode_chat(TOY, template, messages, add_generation_prompt=False)
+    assert whole[: len(ids)] == ids
+    assert TOY.decode(ids).endswith("so <|im_end|> far ")
+    assert TOY.special_tokens["<|im_end|>"] not in ids[-6:]
+
+
+@pytest.mark.parametrize(
+    ("messages", "begins_turn", "words"),
+    [
+        ([{"role": "user", "content": "a"}], True, "choose one of them"),
+        ([{"role": "user", "content": None}], False, "content is a string"),
+        ([], False, "content is a string"),
+        ([{"role": "user", "content": "a\U0010fffd"}], False, "private character"),
+    ],
+)
+def test_what_cannot_be_continued(messages: list[Any], begins_turn: bool, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        encode_chat(
+            TOY, ChatTemplate(CONTINUED), messages, add_generation_prompt=begins_turn, continue_final_message=True
+        )
+
+
+def test_a_template_that_hides_the_last_message() -> None:
+    messages = [{"role": "user", "content": "a"}]
+    with pytest.raises(RequestError, match="as it is"):
+        encode_chat(TOY, ChatTemplate("x"), messages, add_generation_prompt=False, continue_final_message=True)
+
+
+def test_further_variables_of_a_template() -> None:
+    template, messages = ChatTemplate(CONTINUED), [{"role": "user", "content": "a"}]
+    assert template.render(messages, extra={"style": "kind"}).endswith("(kind)")
+    with pytest.raises(RequestError, match="'bos_token' is not for requests"):
+        template.render(messages, extra={"style": "kind", "bos_token": "x"})
+    ids = encode_chat(TOY, template, messages, extra={"style": "<|im_end|>"})
+    assert ids.count(TOY.special_tokens["<|im_end|>"]) == 1, "a request's text is no control token"
+    with pytest.raises(RequestError, match="surrogate"):
+        template.render(messages, extra={"style": "\ud83d"})

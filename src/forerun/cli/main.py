@@ -1,6 +1,6 @@
 """The command line: which commands there are, and how a failure is told.
 
-    forerun generate | chat | info | certify | drafters | datastore | pull | models
+    forerun generate | chat | serve | info | certify | drafters | datastore | pull | models
     forerun bench kernels | decode | spec
 
 Exit codes: 0, 1 for a failure, 2 for a request or a setting that can't be served, 130 after ctrl-c.
@@ -17,8 +17,8 @@ from typing import Annotated
 import typer
 
 from forerun import __version__
-from forerun.cli import bench, certify, chat, datastore, drafters, generate, info, store
-from forerun.cli.options import with_groups
+from forerun.cli import bench, certify, chat, datastore, drafters, generate, info, serve, store
+from forerun.cli.options import with_environment, with_groups
 from forerun.errors import ConfigError, ForerunError, RequestError
 
 EXIT_FAILURE = 1
@@ -33,6 +33,7 @@ app = typer.Typer(
 )
 app.command()(with_groups(generate.generate))
 app.command()(with_groups(chat.chat))
+app.command()(with_environment(with_groups(serve.serve)))
 app.command()(with_groups(info.info))
 app.command()(with_groups(certify.certify))
 app.command()(drafters.drafters)

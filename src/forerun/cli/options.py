@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from forerun.errors import RequestError
 from forerun.ops.base import KvType
@@ -221,3 +223,25 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     call.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in flat}
     return call
+
+
+def with_environment(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose options can also be set in the environment: `--max-queue` of `serve` as FORERUN_SERVE_MAX_QUEUE
+    or FORERUN_MAX_QUEUE.
+
+    Args:
+        command: from `with_groups`; its signature is changed.
+    """
+    flat = []
+    for parameter in inspect.signature(command).parameters.values():
+        kind, *details = get_args(parameter.annotation)
+        options = [copy(detail) for detail in details]
+        for option in options:
+            if isinstance(option, OptionInfo):
+                name = parameter.name.upper()
+                option.envvar = [f"FORERUN_{command.__name__.upper()}_{name}", f"FORERUN_{name}"]
+                option.show_envvar = False  # the name says it
+        flat.append(parameter.replace(annotation=Annotated[kind, *options]))
+    command.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in flat}
+    return command

@@ -239,15 +239,29 @@ class LLM:
         check_text(prompt, "prompt")
         return self.tokenizer.encode(prompt)
 
-    def encode_messages(self, messages: Messages) -> list[int]:
-        """The ids of a conversation, up to where the answer begins.
+    def encode_messages(
+        self,
+        messages: Messages,
+        *,
+        add_generation_prompt: bool = True,
+        extra: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+    ) -> list[int]:
+        """The ids of a conversation, up to where the answer begins; arguments as for `encode_chat`.
 
         Raises:
             RequestError: the model has no chat template, or the template refuses the messages.
         """
         if self._chat_template is None:
             raise RequestError("this model has no chat template; give it a plain prompt instead", "messages")
-        return encode_chat(self.tokenizer, self._chat_template, messages)
+        return encode_chat(
+            self.tokenizer,
+            self._chat_template,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            extra=extra,
+            continue_final_message=continue_final_message,
+        )
 
     def speculator(self, speculation: str | Speculation, verify: VerifyRule = "coupled") -> Speculator | None:
         """Who drafts under a spec, None for nobody; made on first use and kept, with what requests share.

@@ -27,6 +27,9 @@ _STAND_INS = (range(0xFDD0, 0xFDF0), range(0xF0000, 0xFFFFD))
 # Characters of control names, those first that are rare in text and in the markup that templates look for in it.
 _TELLING_CHARS = "|｜▁[<"
 
+_END_MARK = "\U0010fffd"  # the last of the other private plane, which no stand-in comes from
+_OWN_VARIABLES = frozenset(("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"))
+
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
 _environment = BoundedEnvironment()
@@ -39,6 +42,7 @@ class _Conversation:
     messages: list[Any]
     tools: list[Any] | None
     add_generation_prompt: bool
+    extra: dict[str, Any]
     now: datetime
 
 
@@ -84,6 +88,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        extra: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt's text, for reading; `encode_chat` gives the ids.
 
@@ -93,13 +98,15 @@ class ChatTemplate:
                 missing. What an assistant thought may be called `reasoning_content`, `thinking` or `reasoning`.
             add_generation_prompt: end with the beginning of an assistant's turn.
             tools: JSON schemas, for templates that show them.
+            extra: further variables, by the names that the template knows.
         Raises:
             RequestError: a message is malformed, or the template refuses it or fails; carries the template's words.
         """
-        return self._run(_conversation(messages, add_generation_prompt, tools))
+        return self._run(_conversation(messages, add_generation_prompt, tools, extra or {}))
 
     def _run(self, conversation: _Conversation) -> str:
         variables = {
+            **conversation.extra,
             "messages": conversation.messages,
             "tools": conversation.tools,
             "documents": None,  # templates that know them ask
@@ -126,19 +133,35 @@ def encode_chat(
     *,
     add_generation_prompt: bool = True,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    extra: Mapping[str, Any] | None = None,
+    continue_final_message: bool = False,
 ) -> list[int]:
     """The prompt's token ids; control tokens come from the template alone (F049).
 
     As long as nobody spells control names, these are the ids of the rendered text. The begin token is in front
-    exactly once if the template writes it or the model wants it (F048). Arguments as for `ChatTemplate.render`.
+    exactly once if the template writes it or the model wants it (F048).
 
     A template may treat a message by what it contains. Where that concerns control names of the conversation's own,
     they stay hidden from the template, so it can't act on them.
 
+    Args:
+        tokenizer: the model's.
+        template: the model's.
+        messages, add_generation_prompt, tools, extra: as for `ChatTemplate.render`.
+        continue_final_message: end where the last message's content does, so that the output goes on with it; without
+            add_generation_prompt.
+
     Raises:
-        RequestError: as `ChatTemplate.render`.
+        RequestError: as `ChatTemplate.render`, or the last message can't be continued.
     """
-    conversation = _conversation(messages, add_generation_prompt, tools)
+    if continue_final_message:
+        if add_generation_prompt:
+            raise RequestError(
+                "continue_final_message goes on with a turn and add_generation_prompt begins one; choose one of them",
+                "continue_final_message",
+            )
+        messages = _with_end_mark(messages)
+    conversation = _conversation(messages, add_generation_prompt, tools, extra or {})
     text = template._run(conversation)
     marks = _choose_stand_ins(tokenizer, text)
     marked = text
@@ -147,6 +170,8 @@ def encode_chat(
         if marked.translate(_inverse(marks)) != text:
             # The template looks for such characters in messages. Hide whole control names only.
             marked = template._run(_mapped(conversation, lambda string: _hide_names(tokenizer, string, marks)))
+    if continue_final_message:
+        marked = _up_to_end_mark(marked)
     ids: list[int] = []
     for token_id, segment in tokenizer.split_special(marked):
         if token_id is None:
@@ -154,6 +179,26 @@ def encode_chat(
         else:
             ids.append(token_id)
     return tokenizer.with_bos(ids) if tokenizer.adds_bos else ids
+
+
+def _with_end_mark(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The conversation with a mark where the last message's content ends."""
+    last = messages[-1] if messages else None
+    content = last.get("content") if isinstance(last, Mapping) else None
+    if not isinstance(last, Mapping) or not isinstance(content, str):
+        raise RequestError("continue_final_message needs a last message whose content is a string", "messages")
+    if any(_END_MARK in string for string in _strings(list(messages))):
+        raise RequestError(f"the messages hold the private character U+{ord(_END_MARK):X}; leave it out", "messages")
+    return [*messages[:-1], {**last, "content": content + _END_MARK}]
+
+
+def _up_to_end_mark(text: str) -> str:
+    if text.count(_END_MARK) != 1:
+        raise RequestError(
+            "the model's chat template does not show the last message as it is, so it can't be continued",
+            "continue_final_message",
+        )
+    return text[: text.index(_END_MARK)]
 
 
 def _choose_stand_ins(tokenizer: Tokenizer, text: str) -> dict[int, int]:
@@ -186,16 +231,25 @@ def _compile(source: str) -> Template:
 
 
 def _conversation(
-    messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, tools: Sequence[Mapping[str, Any]] | None
+    messages: Sequence[Mapping[str, Any]],
+    add_generation_prompt: bool,
+    tools: Sequence[Mapping[str, Any]] | None,
+    extra: Mapping[str, Any],
 ) -> _Conversation:
     if not messages:
         raise RequestError("messages is empty, but a chat needs at least one message", "messages")
     plain = [_plain_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
-    conversation = _Conversation(plain, None if tools is None else list(tools), add_generation_prompt, datetime.now())
+    reserved = _OWN_VARIABLES.intersection(extra)
+    if reserved:
+        raise RequestError(
+            f"the template's variable {min(reserved)!r} is not for requests to set", "chat_template_kwargs"
+        )
+    listed = None if tools is None else list(tools)
+    conversation = _Conversation(plain, listed, add_generation_prompt, dict(extra), datetime.now())
     try:
-        for field in ("messages", "tools"):
+        for field, param in (("messages", "messages"), ("tools", "tools"), ("extra", "chat_template_kwargs")):
             for string in _strings(getattr(conversation, field)):
-                check_text(string, field)
+                check_text(string, param)
     except RecursionError:
         raise RequestError("messages or tools are nested too deeply", "messages") from None
     return conversation
@@ -243,6 +297,7 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, _Conversation):
         yield from _strings(value.messages)
         yield from _strings(value.tools)
+        yield from _strings(value.extra)
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield from _strings(key)
@@ -264,4 +319,10 @@ def _mapped(conversation: _Conversation, change: Callable[[str], str]) -> _Conve
             return [walk(item) for item in value]
         return value
 
-    return replace(conversation, messages=walk(conversation.messages), tools=walk(conversation.tools))
+    return replace(
+        conversation,
+        messages=walk(conversation.messages),
+        tools=walk(conversation.tools),
+        # Their keys are names of the template's own.
+        extra={name: walk(value) for name, value in conversation.extra.items()},
+    )
