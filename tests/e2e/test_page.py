@@ -88,7 +88,7 @@ def test_an_answer_streams_with_its_accepted_tokens_marked(open_page: Open) -> N
     assert body["messages"] == [{"role": "user", "content": "Where are they?"}]
     assert body["stream"] is True
     assert body["stream_options"] == {"include_usage": True}
-    assert body["speculative"] == {"enabled": True, "method": "auto", "metrics": "steps"}
+    assert body["speculative"] == {"metrics": "steps"}
 
 
 def test_the_conversation_and_the_settings_go_along(open_page: Open) -> None:
@@ -105,7 +105,7 @@ def test_the_conversation_and_the_settings_go_along(open_page: Open) -> None:
     ask(page, "Two?")
     page.wait_for_function("document.querySelectorAll('.figures button').length === 2")
     first, second = script.bodies
-    assert first["speculative"] == {"enabled": True, "method": "suffix", "metrics": "steps"}
+    assert first["speculative"] == {"method": "suffix", "metrics": "steps"}
     assert (first["temperature"], first["top_p"]) == (0.25, 0.9)
     assert not {"max_tokens", "seed"} & first.keys()
     assert second["seed"] == SEED
@@ -116,6 +116,16 @@ def test_the_conversation_and_the_settings_go_along(open_page: Open) -> None:
     ask(page, "Three?")
     expect_text(page, ".figures", "seed")
     assert [message["content"] for message in script.bodies[-1]["messages"]] == ["Be brief.", "Three?"]
+
+
+def test_a_server_without_drafters_has_nothing_to_switch_on(open_page: Open) -> None:
+    script = Script([[("Yes", False)]], drafters=())
+    page = open_page(script, viewport={"width": 1400, "height": 800})
+    sync_api.expect(page.get_by_label("Guess ahead")).to_be_disabled()
+    assert not page.get_by_label("Drafter").is_visible()
+    ask(page, "One?")
+    expect_text(page, ".figures", "seed")
+    assert script.bodies[0]["speculative"] == {"metrics": "steps"}
 
 
 @pytest.mark.parametrize("how", ["Escape", "button"])

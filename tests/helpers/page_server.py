@@ -12,13 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from typing import Any
 
-MODEL = {
-    "id": "tiny",
-    "object": "model",
-    "created": 0,
-    "owned_by": "forerun",
-    "speculation": {"methods": ["auto", "ngram", "suffix"]},
-}
+MODEL = {"id": "tiny", "object": "model", "created": 0, "owned_by": "forerun"}
 SEED = 4711
 
 Tokens = list[list[tuple[str, bool]]]  # by chunk: text and whether it is an accepted draft token
@@ -30,6 +24,7 @@ class Script:
 
     Attributes:
         chunks: the answer, chunk by chunk.
+        drafters: those that the server has.
         error: answered instead: status and message.
         late_error: ends the stream after the chunks.
         api_key: the only one that is let in; None lets everybody in.
@@ -39,6 +34,7 @@ class Script:
     """
 
     chunks: Tokens
+    drafters: tuple[str, ...] = ("ngram", "suffix")
     error: tuple[int, str] | None = None
     late_error: str | None = None
     api_key: str | None = None
@@ -98,8 +94,13 @@ def _handler(script: Script) -> type[BaseHTTPRequestHandler]:
             pass
 
         def do_GET(self) -> None:
-            if self.path == "/v1/models":
-                self._allowed() and self._json(200, {"object": "list", "data": [MODEL]})
+            facts = {
+                "/v1/models": {"object": "list", "data": [MODEL]},
+                "/server_info": {"speculation": {"drafters": script.drafters}},
+            }
+            if self.path in facts:
+                if self._allowed():
+                    self._json(200, facts[self.path])
                 return
             name = self.path.lstrip("/") or "index.html"
             file = resources.files("forerun").joinpath("serve", "page", name)

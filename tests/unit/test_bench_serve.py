@@ -138,9 +138,10 @@ def test_draft_counts_of_both_dialects() -> None:
     ):
         answer = answer_to(Reply([events(text_chunk("x"), usage_chunk(3, **more), "[DONE]")]))
         assert (answer.num_drafted, answer.num_accepted) == counts
-    choice = {"index": 0, "metrics": {"speculative_decoding": spec}}
-    answer = answer_to(Reply([events(text_chunk("x"), {**usage_chunk(3), "choices": [choice]}, "[DONE]")]))
-    assert answer.num_drafted == 40
+    # In a choice, and before the usage.
+    last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop", "metrics": {"speculative_decoding": spec}}]}
+    answer = answer_to(Reply([events(text_chunk("x"), last, usage_chunk(3), "[DONE]")]))
+    assert (answer.num_drafted, answer.num_accepted, answer.num_tokens) == (40, 22, 3)
 
 
 def test_an_answer_that_is_not_streamed() -> None:

@@ -1,6 +1,6 @@
 """A client for OpenAI-compatible servers that costs little: it shares the machine with the server it measures.
 
-Events are told apart by a pattern in their bytes. Only the one that holds the usage, and errors, are parsed as JSON.
+Events are told apart by a pattern in their bytes. Only those that hold counts, and errors, are parsed as JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEFAULT_TIMEOUT_S = 600.0
 
 # Inside a JSON string a quote has a backslash before it, so none of these can match in an answer's own text.
 _TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content)":\s*"(?!")')
-_USAGE = re.compile(rb'"usage":\s*\{')
+_COUNTS = re.compile(rb'"(?:usage|timings|metrics)":\s*\{')
 _ERROR = re.compile(rb'^(?:error:|data:\s*\{"(?:error|object":\s*"error)")')
 
 
@@ -197,7 +197,7 @@ class Client:
                 elif ask.is_stream:
                     await _read_stream(response, answer)
                 else:
-                    _take_usage(answer, await response.read())
+                    _take_counts(answer, await response.read())
         except TimeoutError:
             _fail(answer, "timeout")
         except aiohttp.ClientConnectorError as error:
@@ -226,8 +226,8 @@ async def _read_stream(response: aiohttp.ClientResponse, answer: Answer) -> None
         for event in splitter.feed(data):
             if _TEXT.search(event):
                 answer.chunk_s.append(now)
-            if _USAGE.search(event):
-                _take_usage(answer, event.partition(b":")[2])
+            if _COUNTS.search(event):
+                _take_counts(answer, event.partition(b":")[2])
             elif event.endswith(b"[DONE]"):
                 is_done = True
             elif _ERROR.match(event):
@@ -240,27 +240,26 @@ def _fail(answer: Answer, kind: str, detail: str = "") -> None:
     answer.error, answer.detail = kind, detail
 
 
-def _take_usage(answer: Answer, body: bytes) -> None:
-    """Counts from a whole answer or from the event that has them; what is missing stays 0."""
+def _take_counts(answer: Answer, body: bytes) -> None:
+    """Counts from a whole answer or from an event that has some; what it doesn't have stays as it was."""
     try:
         value = json.loads(body)
         usage = value.get("usage") or {}
-        answer.num_tokens = int(usage.get("completion_tokens") or 0)
-        answer.num_prompt_tokens = int(usage.get("prompt_tokens") or 0)
-        answer.num_drafted, answer.num_accepted = _draft_counts(value)
+        answer.num_tokens = int(usage.get("completion_tokens") or answer.num_tokens)
+        answer.num_prompt_tokens = int(usage.get("prompt_tokens") or answer.num_prompt_tokens)
+        for place in (value, *(value.get("choices") or [])):
+            _take_draft_counts(answer, place)
     except (ValueError, TypeError, AttributeError):
         _fail(answer, "bad JSON", one_line(body[:200]))
 
 
-def _draft_counts(value: Mapping[str, Any]) -> tuple[int, int]:
+def _take_draft_counts(answer: Answer, place: Mapping[str, Any]) -> None:
     """Drafted and accepted tokens, as vLLM's metrics or llama.cpp's timings have them."""
-    choice = (value.get("choices") or [{}])[0]
-    metrics = choice.get("metrics") or value.get("metrics") or {}
-    spec = metrics.get("speculative_decoding") or {}
-    timings = value.get("timings") or {}
-    return (
-        int(spec.get("num_draft_tokens") or timings.get("draft_n") or 0),
-        int(spec.get("num_accepted_draft_tokens") or timings.get("draft_n_accepted") or 0),
+    spec = (place.get("metrics") or {}).get("speculative_decoding") or {}
+    timings = place.get("timings") or {}
+    answer.num_drafted = int(spec.get("num_draft_tokens") or timings.get("draft_n") or answer.num_drafted)
+    answer.num_accepted = int(
+        spec.get("num_accepted_draft_tokens") or timings.get("draft_n_accepted") or answer.num_accepted
     )
 
 

@@ -106,6 +106,7 @@ async def long_prompt_trials(
     num_trials: int,
     num_streams: int = NUM_STREAMS,
     quiet_s: float = QUIET_S,
+    first: int = 0,
 ) -> list[LongPromptTrial]:
     """Trials with other questions and another prompt each, so that no cache knows them.
 
@@ -117,10 +118,11 @@ async def long_prompt_trials(
         num_trials: at least 1.
         num_streams: running streams.
         quiet_s: seconds that count before the long prompt.
+        first: number of the first trial; trials of other numbers share no text.
     """
     long = Workload(num_random_tokens=num_prompt_tokens, seed=LONG_SEED)
     trials = []
-    for number in range(num_trials):
+    for number in range(first, first + num_trials):
         streams = questions.asks(style, num_streams, number * num_streams)
         [ask] = long.asks(replace(style, max_tokens=1), 1, number)
         trials.append(await long_prompt_trial(client, streams, ask, quiet_s))

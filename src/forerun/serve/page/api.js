@@ -8,12 +8,13 @@ export class ApiError extends Error {
   }
 }
 
-/** What is served: {id, methods}, where methods are the drafters one may choose from. */
+/** What is served: {id, drafters}, where drafters are the names one may choose from. */
 export async function fetchModel(apiKey) {
-  const { data } = await (await request("v1/models", { headers: headersOf(apiKey) })).json();
-  const [model] = data;
-  if (!model) throw new ApiError("The server has no model.");
-  return { id: model.id, methods: model.speculation?.methods ?? [] };
+  const headers = headersOf(apiKey);
+  const { data } = await (await request("v1/models", { headers })).json();
+  if (!data?.[0]) throw new ApiError("The server has no model.");
+  const info = await (await request("server_info", { headers })).json();
+  return { id: data[0].id, drafters: info.speculation.drafters };
 }
 
 /** The chunks of one answer, parsed. The signal ends the request. */

@@ -34,7 +34,7 @@ async function loadModel() {
   notice("");
   byId("model").textContent = model.id;
   document.title = `${model.id} · forerun`;
-  settings.offer(model.methods);
+  settings.offer(model.drafters);
 }
 
 /** Asks the turn's question, with all earlier turns before it. */

@@ -30,10 +30,13 @@ export class Settings {
     return byId("api-key").value.trim();
   }
 
-  /** Offers the drafters that the server has; none to choose from hides the field. */
-  offer(methods) {
-    byId("method").replaceChildren(...methods.map((name) => new Option(name, name)));
-    byId("method-field").hidden = methods.length === 0;
+  /** Offers the drafters that the server has; where there is none, nothing can be switched on. */
+  offer(drafters) {
+    byId("method").replaceChildren(new Option("all of them", ""), ...drafters.map((name) => new Option(name, name)));
+    byId("method-field").hidden = drafters.length < 2;
+    byId("speculate").disabled = drafters.length === 0;
+    byId("speculate").checked &&= drafters.length > 0;
+    this.#speculate();
   }
 
   /** Shows or hides the panel; focus goes along. */
@@ -68,11 +71,15 @@ export class Settings {
 
   /** The request's fields, messages apart. */
   fields() {
-    const isOn = byId("speculate").checked;
+    const { checked: isOn, disabled: isFixed } = byId("speculate");
     const method = byId("method").value;
     return {
       ...numbers({ temperature: "temperature", top_p: "top-p", max_tokens: "max-tokens", seed: "seed" }),
-      speculative: { enabled: isOn, ...(isOn && method ? { method } : {}), metrics: "steps" },
+      speculative: {
+        ...(isOn || isFixed ? {} : { enabled: false }),
+        ...(isOn && method ? { method } : {}),
+        metrics: "steps",
+      },
     };
   }
 
