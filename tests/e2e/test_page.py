@@ -181,9 +181,11 @@ def test_a_key_is_asked_for_and_kept_for_the_tab(open_page: Open) -> None:
     expect_text(page, ".answer .text", "Hi")
 
 
-def test_what_a_model_writes_is_shown_and_never_run(open_page: Open) -> None:
+@pytest.mark.parametrize("is_draft", [False, True])
+@pytest.mark.parametrize("size", [1, 1000])
+def test_what_a_model_writes_is_shown_and_never_run(open_page: Open, size: int, is_draft: bool) -> None:
     evil = "<img src=x onerror=alert(1)> **bold <b>x</b>** `<i>`\n\n```html\n<script>alert(2)</script>\n```\n"
-    page = open_page(Script([[(piece, False)] for piece in evil]))
+    page = open_page(Script([[(evil[i : i + size], is_draft)] for i in range(0, len(evil), size)]))
     page.on("dialog", lambda dialog: pytest.fail(f"the page ran {dialog.message}"))
     ask(page, "Attack")
     expect_text(page, ".figures", "seed")

@@ -19,6 +19,8 @@ from forerun.errors import ConfigError, one_line
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 DEFAULT_TIMEOUT_S = 600.0
+# Servers close idle connections after 5 seconds, as a rule; one that is older might be closed just when it is used.
+KEEPALIVE_S = 2.0
 
 # Inside a JSON string a quote has a backslash before it, so none of these can match in an answer's own text.
 _TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content)":\s*"(?!")')
@@ -152,7 +154,7 @@ class Client:
         self._session = aiohttp.ClientSession(
             target.url.rstrip("/"),
             headers=headers,
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
             timeout=aiohttp.ClientTimeout(total=target.timeout_s),
             auto_decompress=False,
         )

@@ -163,7 +163,7 @@ def serve(
     with ExitStack() as stack:
         url = server.url or ""
         if path is not None:
-            command = forerun_serve(str(path), _serve_options(load, server, report, options))
+            command = forerun_serve(model or "demo", _serve_options(load, server, report, options))
             url = stack.enter_context(ServerProcess("forerun serve", command)).wait_until_ready()
         target = Target(url, server.model_name, server.api_key, server.timeout)
         figures, levels = asyncio.run(_measure(target, path, load, server, work, report))
@@ -337,9 +337,14 @@ def _numbers(text: str, kind: Callable[[str], Any], name: str) -> list[Any]:
     return values
 
 
+def _short_name(data: dict[str, Any]) -> str:
+    """Of the model: without folders, since some servers name it by its path."""
+    return str(data["model"]).rpartition("/")[2]
+
+
 def _stem(data: dict[str, Any], path: Path | None) -> str:
     kind = "overhead" if "overhead" in data else "long-prompt" if "long_prompt" in data else "serve"
-    name = path.stem if path else str(data["model"]).rpartition("/")[2]
+    name = path.stem if path else _short_name(data)
     return f"{kind}-{name}" + (f"-{data['spec'].replace(':', '-')}" if data["spec"] else "")
 
 
@@ -350,7 +355,7 @@ def _write(folder: Path, data: dict[str, Any], levels: list[Level], stem: str) -
     (folder / f"{stem}.json").write_text(dumps(data) + "\n")
     if levels:
         unit = "requests per second" if levels[0].label.endswith("/s") else "clients"
-        draw({str(data["model"]): levels}, unit, _title(data), folder / f"{stem}.png")
+        draw({_short_name(data): levels}, unit, _title(data), folder / f"{stem}.png")
     note(f"forerun: wrote {folder / stem}.json" + (" and .png" if levels else ""))
 
 
@@ -358,7 +363,7 @@ def _title(data: dict[str, Any]) -> str:
     origin = data["provenance"]
     law = f"temperature {data['temperature']:g}" if data["temperature"] else "greedy"
     who = f"speculation {data['spec']}" if data["spec"] else data["url"]
-    return f"{data['model']}, {who}, {data['prompts']}, {data['new_tokens']} tokens, {law}, {origin['cpu']}"
+    return f"{_short_name(data)}, {who}, {data['prompts']}, {data['new_tokens']} tokens, {law}, {origin['cpu']}"
 
 
 def _print_tables(data: dict[str, Any], levels: list[Level]) -> None:
@@ -369,7 +374,8 @@ def _print_tables(data: dict[str, Any], levels: list[Level]) -> None:
     from forerun.bench.serve_report import COLUMNS, rows
 
     console = Console() if Console().is_terminal else Console(width=200)
-    table = Table(title=_title(data), box=box.SIMPLE, title_justify="left")
+    console.print(_title(data))
+    table = Table(box=box.SIMPLE)
     columns, cells = (COLUMNS, rows(levels)) if levels else _other_table(data)
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
