@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Any
 
 MODEL = {"id": "tiny", "object": "model", "created": 0, "owned_by": "forerun"}
-SEED = 4711
+SEED = 2**53 - 1  # the largest that a server draws
 
 Tokens = list[list[tuple[str, bool]]]  # by chunk: text and whether it is an accepted draft token
 

@@ -63,6 +63,8 @@ export class Settings {
 
   /** Whether all fields make sense; shows the first that doesn't. */
   check() {
+    const isExact = Number.isSafeInteger(Number(byId("seed").value)); // larger ones would be rounded on their way
+    byId("seed").setCustomValidity(isExact ? "" : `The largest seed here is ${Number.MAX_SAFE_INTEGER}.`);
     if (this.#form.checkValidity()) return true;
     this.#setVisible(true);
     this.#form.reportValidity();
