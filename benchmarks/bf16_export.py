@@ -21,7 +21,12 @@ def export(source: Path, folder: Path) -> None:
     """
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
     tokenizer.save_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.bfloat16)
+    read = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.bfloat16)
+    # A model read from GGUF counts as quantised and can't be saved, though its weights have been expanded.
+    if hasattr(read.config, "quantization_config"):
+        del read.config.quantization_config
+    model = AutoModelForCausalLM.from_config(read.config, dtype=torch.bfloat16)
+    model.load_state_dict(read.state_dict())
     model.save_pretrained(folder)
 
 

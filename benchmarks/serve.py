@@ -23,7 +23,7 @@ from benchmarks.command import interleave_shown, option_parser, pin, save, show
 from benchmarks.environment import InstallError
 from benchmarks.measure import Measured, Turn
 from benchmarks.peers import at_least_one
-from benchmarks.serve_arms import ServerArm, checked, forerun_arms, llama_arm, questions, vllm_arms
+from benchmarks.serve_arms import Checks, ServerArm, forerun_arms, llama_arm, questions, vllm_arms
 from benchmarks.serve_report import ServeResult, levels_markdown, levels_table, long_markdown, long_table
 from benchmarks.wire import WorkerError
 from forerun.bench.serve_client import Client, Target
@@ -166,13 +166,16 @@ def _levels(
 ) -> dict[str, Any]:
     levels: dict[tuple[str, int], list[Level]] = {}
     shares: dict[int, Measured] = {}
+    checks = Checks()
     with ExitStack() as whole_run:
-        lasting = {arm.name: whole_run.enter_context(checked(arm, 1)) for arm in arms if not arm.is_per_level}
+        lasting = {arm.name: whole_run.enter_context(checks.started(arm, 1)) for arm in arms if not arm.is_per_level}
         first = 0
         for num_clients in plan.clients:
             console.print(f"{num_clients} clients")
             with ExitStack() as this_level:
-                started = {a.name: this_level.enter_context(checked(a, num_clients)) for a in arms if a.is_per_level}
+                started = {
+                    a.name: this_level.enter_context(checks.started(a, num_clients)) for a in arms if a.is_per_level
+                }
                 servers = {arm.name: (lasting | started)[arm.name] for arm in arms}
                 found = {arm.name: levels.setdefault((arm.name, num_clients), []) for arm in arms}
                 turns = [_turn(arm, servers[arm.name], plan, num_clients, first, found[arm.name]) for arm in arms]
@@ -221,8 +224,9 @@ def _long_prompts(
             first = len(trials[arm.name])
             return await long_prompt_trials(client, style, plan.work, num_tokens, 1, first=first)
 
+    checks = Checks()
     with ExitStack() as stack:
-        servers = {arm.name: stack.enter_context(checked(arm, NUM_STREAMS + 1)) for arm in arms}
+        servers = {arm.name: stack.enter_context(checks.started(arm, NUM_STREAMS + 1)) for arm in arms}
         turns = []
         for arm in arms:
 

@@ -161,8 +161,11 @@ def vllm_arms(python: Path, folder: Path, num_threads: int, max_clients: int, cp
     return [arm(None), arm(VLLM_NGRAM)]
 
 
-async def check_arm(arm: ServerArm, address: str) -> None:
+async def check_arm(arm: ServerArm, address: str) -> int:
     """That it answers as asked, and drafts if and only if it should, by its own counts.
+
+    Returns:
+        Tokens of the question as it reads it: servers of one model must agree.
 
     Raises:
         WorkerError: it doesn't.
@@ -177,23 +180,36 @@ async def check_arm(arm: ServerArm, address: str) -> None:
         raise WorkerError(f"{arm.name} was asked for {_CHECK_TOKENS} tokens and gave {what}")
     if arm.is_speculative != (drafted > 0):
         raise WorkerError(f"{arm.name} drafted {drafted:g} tokens of a text that it was to copy")
+    return answer.num_prompt_tokens
 
 
 async def _drafted_metric(client: Client) -> float:
     return sum(float(count) for count in _DRAFTED.findall(await client.metrics()))
 
 
-def checked(arm: ServerArm, num_clients: int) -> ServerProcess:
-    """A started server that has passed its check.
+class Checks:
+    """Starts servers that do what their names say, and read the same question as the same number of tokens."""
 
-    Raises:
-        ConfigError: it did not start.
-        WorkerError: it does not do what its name says.
-    """
-    server = arm.start(num_clients)
-    try:
-        asyncio.run(check_arm(arm, server.address))
-    except BaseException:
-        server.close()
-        raise
-    return server
+    def __init__(self) -> None:
+        self._num_prompt_tokens: dict[str, int] = {}
+
+    def started(self, arm: ServerArm, num_clients: int) -> ServerProcess:
+        """A server that has passed.
+
+        Raises:
+            ConfigError: it did not start.
+            WorkerError: it failed.
+        """
+        server = arm.start(num_clients)
+        try:
+            self.compare(arm.name, asyncio.run(check_arm(arm, server.address)))
+        except BaseException:
+            server.close()
+            raise
+        return server
+
+    def compare(self, name: str, num_prompt_tokens: int) -> None:
+        """Raises WorkerError when another server has counted otherwise."""
+        self._num_prompt_tokens[name] = num_prompt_tokens
+        if len(set(self._num_prompt_tokens.values())) > 1:
+            raise WorkerError(f"servers read the same question as different tokens: {self._num_prompt_tokens}")

@@ -168,6 +168,12 @@ def test_a_fault_in_the_middle_keeps_what_there_was(open_page: Open) -> None:
     expect_text(page, ".answer .text", "Half")
 
 
+def test_an_answer_that_just_ends_is_not_taken_for_a_whole_one(open_page: Open) -> None:
+    page = open_page(Script([[("Half", False)]], is_cut=True))
+    ask(page, "Hello")
+    expect_text(page, ".answer .notice", "The server ended the answer before it was complete.")
+
+
 def test_a_key_is_asked_for_and_kept_for_the_tab(open_page: Open) -> None:
     script = Script([[("Hi", False)]], api_key="secret")
     page = open_page(script)
@@ -293,7 +299,8 @@ def test_the_page_works_on_a_narrow_screen(open_page: Open) -> None:
     assert not page.get_by_label("Temperature").is_visible()
     ask(page, word)
     expect_text(page, ".figures", "seed")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    for selector in ("html", "#scroller"):
+        assert page.locator(selector).evaluate("e => e.scrollWidth <= e.clientWidth"), selector
     for name in ("Settings", "New chat", "Send"):
         box = page.get_by_role("button", name=name).bounding_box()
         assert box["x"] >= 0

@@ -27,6 +27,7 @@ class Script:
         drafters: those that the server has.
         error: answered instead: status and message.
         late_error: ends the stream after the chunks.
+        is_cut: the stream just ends after the chunks.
         api_key: the only one that is let in; None lets everybody in.
         hold: after the first chunk, waits until it is set.
         bodies: requests as they came.
@@ -37,6 +38,7 @@ class Script:
     drafters: tuple[str, ...] = ("ngram", "suffix")
     error: tuple[int, str] | None = None
     late_error: str | None = None
+    is_cut: bool = False
     api_key: str | None = None
     hold: threading.Event | None = None
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -73,6 +75,8 @@ def events(script: Script) -> Iterator[str]:
     for tokens in script.chunks:
         text = "".join(part for part, _ in tokens)
         yield event({"content": text}, choice={"draft": tokens})
+    if script.is_cut:
+        return
     if script.late_error:
         yield json.dumps({"error": {"message": script.late_error, "type": "server_error", "code": "internal_error"}})
         return
@@ -126,7 +130,7 @@ def _handler(script: Script) -> type[BaseHTTPRequestHandler]:
                     self._event(data)
                     if number == 1 and script.hold:
                         self._wait(script.hold)
-                if not script.late_error:
+                if not script.late_error and not script.is_cut:
                     self._event("[DONE]")
             except OSError:
                 script.gone.set()

@@ -17,7 +17,7 @@ pytest.importorskip("aiohttp", reason="servers are asked with aiohttp: pip insta
 
 from benchmarks.measure import Measured
 from benchmarks.serve import Plan, _numbers, _peer_names, _turn
-from benchmarks.serve_arms import ServerArm, check_arm, forerun_arms, llama_arm, questions, vllm_arms
+from benchmarks.serve_arms import Checks, ServerArm, check_arm, forerun_arms, llama_arm, questions, vllm_arms
 from benchmarks.serve_report import ServeResult, levels_markdown, levels_rows, long_rows
 from benchmarks.vllm_env import wanted_requirements
 from benchmarks.wire import WorkerError
@@ -30,12 +30,12 @@ def arm(is_speculative: bool = False) -> ServerArm:
     return ServerArm("the server", "GGUF", is_speculative, lambda port, num_clients: [sys.executable])
 
 
-def check(the_arm: ServerArm, reply: Callable[[Asked], Reply]) -> None:
-    async def main() -> None:
+def check(the_arm: ServerArm, reply: Callable[[Asked], Reply]) -> int:
+    async def main() -> int:
         async with scripted_server(reply) as server:
-            await check_arm(the_arm, server.url)
+            return await check_arm(the_arm, server.url)
 
-    asyncio.run(main())
+    return asyncio.run(main())
 
 
 def whole(num_tokens: int = 64, **more: Any) -> Reply:
@@ -44,12 +44,20 @@ def whole(num_tokens: int = 64, **more: Any) -> Reply:
 
 def test_a_server_must_draft_if_and_only_if_its_name_says_so() -> None:
     timings = {"timings": {"draft_n": 9, "draft_n_accepted": 4}}
-    check(arm(), lambda asked: whole())
+    assert check(arm(), lambda asked: whole(num_prompt_tokens=17)) == 17
     check(arm(is_speculative=True), lambda asked: whole(**timings))
     with pytest.raises(WorkerError, match="drafted 0 tokens"):
         check(arm(is_speculative=True), lambda asked: whole())
     with pytest.raises(WorkerError, match="drafted 9 tokens"):
         check(arm(), lambda asked: whole(**timings))
+
+
+def test_servers_must_read_the_same_tokens() -> None:
+    checks = Checks()
+    checks.compare("a", 17)
+    checks.compare("b", 17)
+    with pytest.raises(WorkerError, match="'c': 18"):
+        checks.compare("c", 18)
 
 
 def test_drafts_are_also_counted_by_metrics() -> None:
