@@ -1,8 +1,9 @@
 """`scripts/bench serve`: forerun's server beside llama-server and vLLM, the same questions at the same time of day.
 
 Every server runs on the same CPUs with the same threads, and so does the client. For each number of clients the
-servers take turns, round by round; within a round all get the same questions, which no earlier round had, so that no
-server knows a prompt. llama-server's flash attention and drafter are what is fastest for it: that is tried first.
+servers take turns, round by round, and those that have none are paused. Within a round all get the same questions,
+which no earlier round had, so that no server knows a prompt. llama-server's flash attention and drafter are what is
+fastest for it: that is tried first.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from benchmarks.command import interleave_shown, option_parser, pin, save, show
 from benchmarks.environment import InstallError
 from benchmarks.measure import Measured, Turn
 from benchmarks.peers import at_least_one
-from benchmarks.serve_arms import Checks, ServerArm, forerun_arms, llama_arm, questions, vllm_arms
+from benchmarks.serve_arms import Checks, ServerArm, forerun_arms, llama_arm, questions, turn_of, vllm_arms
 from benchmarks.serve_report import ServeResult, levels_markdown, levels_table, long_markdown, long_table
 from benchmarks.wire import WorkerError
 from forerun.bench.serve_client import Client, Target
@@ -202,7 +203,8 @@ def _turn(arm: ServerArm, server: ServerProcess, plan: Plan, num_clients: int, f
             return await run_closed(client, asks, num_clients, Limits())
 
     def run() -> list[float]:
-        level = asyncio.run(measure())
+        with turn_of(server):
+            level = asyncio.run(measure())
         if len(level.whole) < len(level.answers):
             failed = next(answer for answer in level.answers if not answer.is_ok)
             raise WorkerError(f"{arm.name} failed with {num_clients} clients: {failed.error} {failed.detail}")
@@ -231,7 +233,8 @@ def _long_prompts(
         for arm in arms:
 
             def run(arm: ServerArm = arm) -> list[float]:
-                found = asyncio.run(trial(arm, servers[arm.name].address))
+                with turn_of(servers[arm.name]):
+                    found = asyncio.run(trial(arm, servers[arm.name].address))
                 trials[arm.name] += found
                 return [found[0].ttft_s]
 

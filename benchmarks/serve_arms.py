@@ -6,7 +6,8 @@ import asyncio
 import json
 import re
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,16 @@ _CHECK_TOKENS = 64
 _DRAFTED = re.compile(r"^vllm:spec_decode_num_draft_tokens_total(?:\{[^}]*\})? ([\d.e+]+)$", re.MULTILINE)
 
 Command = Callable[[int, int], list[str]]  # given a port and how many requests run at once
+
+
+@contextmanager
+def turn_of(server: ServerProcess) -> Iterator[None]:
+    """Only inside does the server have the processors."""
+    server.resume()
+    try:
+        yield
+    finally:
+        server.pause()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +153,10 @@ def vllm_arms(python: Path, folder: Path, num_threads: int, max_clients: int, cp
         "PATH": f"{python.parent}:/usr/local/bin:/usr/bin:/bin",
     }
     fixed = [
-        str(python.with_name("vllm")), "serve", str(folder), "--host", "127.0.0.1", "--dtype", "bfloat16",
-        "--max-model-len", str(SLOT_TOKENS), "--max-num-seqs", str(max_clients), "--disable-uvicorn-access-log",
+        # Not its command line: that asks for the version of a package of another name.
+        str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--host", "127.0.0.1",
+        "--dtype", "bfloat16", "--max-model-len", str(SLOT_TOKENS), "--max-num-seqs", str(max_clients),
+        "--disable-uvicorn-access-log",
     ]  # fmt: skip
 
     def arm(spec: Mapping[str, Any] | None) -> ServerArm:
@@ -194,7 +207,7 @@ class Checks:
         self._num_prompt_tokens: dict[str, int] = {}
 
     def started(self, arm: ServerArm, num_clients: int) -> ServerProcess:
-        """A server that has passed.
+        """A server that has passed, paused until its turn.
 
         Raises:
             ConfigError: it did not start.
@@ -203,6 +216,7 @@ class Checks:
         server = arm.start(num_clients)
         try:
             self.compare(arm.name, asyncio.run(check_arm(arm, server.address)))
+            server.pause()
         except BaseException:
             server.close()
             raise

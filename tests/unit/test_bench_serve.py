@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -501,6 +502,12 @@ def test_a_server_process_is_waited_for_and_ends_with_all_it_started() -> None:
     with ServerProcess("the server", [sys.executable, "-c", SERVER]) as server:
         assert server.wait_until_ready(20.0).startswith("http://127.0.0.1:")
         assert server.cpu_seconds() >= 0.05  # its child's
+        server.pause()
+        with pytest.raises(OSError, match="timed out"):
+            urlopen(f"{server.address}/health", timeout=0.3)
+        server.resume()
+        assert urlopen(f"{server.address}/health", timeout=5).status == 200
+        server.pause()  # ends all the same
         child = int(re.findall(r"pid (\d+)", "".join(server._last_lines))[0])
         os.kill(child, 0)
     deadline_s = time.monotonic() + 5

@@ -38,6 +38,25 @@ def check(the_arm: ServerArm, reply: Callable[[Asked], Reply]) -> int:
     return asyncio.run(main())
 
 
+class Running:
+    """A server that must be asked nothing while it is paused."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self.is_paused = True
+
+    @property
+    def address(self) -> str:
+        assert not self.is_paused
+        return self._address
+
+    def pause(self) -> None:
+        self.is_paused = True
+
+    def resume(self) -> None:
+        self.is_paused = False
+
+
 def whole(num_tokens: int = 64, **more: Any) -> Reply:
     return Reply([events(text_chunk("a"), usage_chunk(num_tokens, **more), "[DONE]")])
 
@@ -94,7 +113,7 @@ def test_commands() -> None:
     assert (off.name, auto.name) == ("forerun GGUF, speculation off", "forerun GGUF, auto")
     assert [of.command(1, 1)[of.command(1, 1).index("--spec") + 1] for of in (off, auto)] == ["off", "auto"]
     plain, ngram = vllm_arms(Path("/v/bin/python"), Path("/folder"), 2, 16, [0, 1])
-    assert plain.command(7, 1)[0] == "/v/bin/vllm"
+    assert plain.command(7, 1)[0] == "/v/bin/python"
     assert "--speculative-config" not in plain.command(7, 1)
     assert json.loads(ngram.command(7, 1)[-1])["method"] == "ngram"
     assert plain.env["VLLM_CPU_OMP_THREADS_BIND"] == "0,1"
@@ -112,12 +131,13 @@ def test_questions_of_rounds_and_levels_are_different_and_the_same_for_all_serve
         async with scripted_server(reply) as server:
             plan = Plan((2,), 9, 2, questions())
             found: list[Level] = []
-            process: Any = type("Process", (), {"address": server.url})()
+            process: Any = Running(server.url)
             turn = _turn(arm(), process, plan, 2, 0, found)
             for _ in range(plan.num_rounds):
                 [rate] = await asyncio.to_thread(turn.run)
                 assert rate == found[-1].tok_per_s
             assert [len(level.answers) for level in found] == [8, 8]
+            assert process.is_paused
             await asyncio.to_thread(_turn(arm(), process, plan, 2, 0, []).run)
 
     asyncio.run(main())
@@ -132,7 +152,7 @@ def test_a_failed_answer_fails_the_run() -> None:
         async with scripted_server(
             lambda asked: whole(8) if asked.body["max_tokens"] == 8 else Reply([b"{}"], status=503)
         ) as server:
-            process: Any = type("Process", (), {"address": server.url})()
+            process: Any = Running(server.url)
             await asyncio.to_thread(_turn(arm(), process, Plan((1,), 9, 1, questions()), 1, 0, []).run)
 
     with pytest.raises(WorkerError, match="the server failed with 1 clients: status 503"):
