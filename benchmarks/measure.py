@@ -14,9 +14,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from benchmarks.wire import Worker
+
+class Process(Protocol):
+    """What has a turn: a worker or a server."""
+
+    def cpu_seconds(self) -> float:
+        """Processor time so far."""
+        ...
+
 
 Key = tuple[Any, ...]  # names a result: what was measured, of which arm, at which size
 
@@ -66,14 +73,14 @@ class Turn:
 
     Attributes:
         key: names the result.
-        worker: does the work; all others should be idle meanwhile.
+        worker: the process that does the work; all others should be idle meanwhile.
         run: gives the repetitions' values.
         num_rounds: rounds it takes part in, the first ones.
         has_warm_up: one unrecorded run before the first round.
     """
 
     key: Key
-    worker: Worker
+    worker: Process
     run: Callable[[], Iterable[float]]
     num_rounds: int
     has_warm_up: bool = True
@@ -108,13 +115,13 @@ class Measured:
 class _CpuWatch:
     """Who used the processors during turns, in seconds."""
 
-    workers: list[Worker]
+    workers: list[Process]
     turn_s: float = 0.0
     idle_s: float = 0.0
     other_s: float = 0.0
 
     @contextmanager
-    def turn_of(self, active: Worker) -> Iterator[None]:
+    def turn_of(self, active: Process) -> Iterator[None]:
         """Counts what happens inside."""
         start_s, own_s, busy_s, worker_s = self._read()
         yield
@@ -124,7 +131,7 @@ class _CpuWatch:
         self.idle_s += sum(seconds for worker, seconds in used_s.items() if worker is not active)
         self.other_s += busy_end_s - busy_s - (own_end_s - own_s) - sum(used_s.values())
 
-    def _read(self) -> tuple[float, float, float, dict[Worker, float]]:
+    def _read(self) -> tuple[float, float, float, dict[Process, float]]:
         workers_s = {worker: worker.cpu_seconds() for worker in self.workers}
         return time.perf_counter(), time.process_time(), busy_seconds(Path("/proc/stat").read_text()), workers_s
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from forerun.errors import ConfigError
 
@@ -70,10 +71,19 @@ def parse_prompts(text: str, source: str) -> list[Prompt]:
     return prompts
 
 
+def question_of(row: Any) -> Any:
+    """The question of a line's object: the first of its `turns`, or its `prompt`.
+
+    Raises:
+        LookupError, TypeError: it has neither.
+    """
+    return row["turns"][0] if "turns" in row else row["prompt"]
+
+
 def _parse(line: str, place: str, default_name: str) -> Prompt:
     try:
         row = json.loads(line)
-        text = row["turns"][0] if "turns" in row else row["prompt"]
+        text = question_of(row)
         name = row.get("question_id", row.get("task_id", default_name))
         category = row.get("category", UNNAMED_CATEGORY)
     except (ValueError, LookupError, TypeError, AttributeError):

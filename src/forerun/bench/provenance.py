@@ -20,8 +20,9 @@ from forerun import __version__
 from forerun.machine import cpu_model
 
 
-def provenance(model_path: Path) -> dict[str, Any]:
-    """What ran where on which file, as plain values for a report's JSON line."""
+def provenance(model_path: Path | None) -> dict[str, Any]:
+    """What ran where on which file, as plain values for a report's JSON line; None where only a server has it."""
+    model = {"model": model_path.name, "model_bytes": model_path.stat().st_size} if model_path else {}
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": ["forerun", *sys.argv[1:]],
@@ -32,8 +33,7 @@ def provenance(model_path: Path) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": cpu_model(),
         "cpus": len(os.sched_getaffinity(0)),
-        "model": model_path.name,
-        "model_bytes": model_path.stat().st_size,
+        **model,
     }
 
 

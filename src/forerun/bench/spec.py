@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from forerun.bench.prompts import Prompt
+from forerun.bench.resample import Interval, interval
 from forerun.drafters.spec import OFF, Speculation
 from forerun.engine.completion import Completion
 from forerun.engine.llm import LLM, OnStep
@@ -21,8 +23,6 @@ from forerun.types import Float64Array, SamplingParams, StepRecord
 PLAIN, AUTO = "plain", "auto"
 ALL = "all"
 MAX_DEPTH = 16
-NUM_RESAMPLES = 2000
-CONFIDENCE = 0.95
 
 
 @dataclass(slots=True)
@@ -97,15 +97,6 @@ class Tally:
         return rates
 
 
-@dataclass(frozen=True, slots=True)
-class Speedup:
-    """A ratio of rates with its interval, by resampling prompts."""
-
-    value: float
-    low: float
-    high: float
-
-
 @dataclass(slots=True)
 class Comparison:
     """What was measured.
@@ -145,25 +136,22 @@ class Comparison:
                 total.add(tally)
         return total
 
-    def speedup(self, arm: str, category: str = ALL) -> Speedup:
-        """Decode rate of an arm over plain decoding's."""
+    def speedup(self, arm: str, category: str = ALL) -> Interval:
+        """Decode rate of an arm over plain decoding's, with its interval by resampling prompts."""
         chosen = [i for i, prompt in enumerate(self.prompts) if category in (ALL, prompt.category)]
         plain, other = (
             np.array([(self.tallies[name][i].tokens, self.tallies[name][i].decode_s) for i in chosen])
             for name in (PLAIN, arm)
         )
 
-        def ratio(plain_sums: Float64Array, other_sums: Float64Array) -> Float64Array:
+        def ratio(indices: npt.NDArray[np.int64]) -> Float64Array:
+            plain_sums, other_sums = plain[indices].sum(axis=-2), other[indices].sum(axis=-2)
             with np.errstate(divide="ignore", invalid="ignore"):
                 rates = (other_sums[..., 0] / other_sums[..., 1]) / (plain_sums[..., 0] / plain_sums[..., 1])
             # Answers of a single token have nothing to decode.
             return np.where(np.isfinite(rates), rates, 1.0)
 
-        rng = np.random.default_rng(0)
-        samples = rng.integers(0, len(chosen), (NUM_RESAMPLES, len(chosen)))
-        ratios = ratio(plain[samples].sum(axis=1), other[samples].sum(axis=1))
-        low, high = np.quantile(ratios, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-        return Speedup(float(ratio(plain.sum(axis=0), other.sum(axis=0))), float(low), float(high))
+        return interval(len(chosen), ratio)
 
 
 def compare_arms(

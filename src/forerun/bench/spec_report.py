@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from forerun.bench.pictures import pyplot
 from forerun.bench.spec import ALL, AUTO, PLAIN, Comparison, Tally
-from forerun.errors import ConfigError
 
 COLUMNS = (
     "category", "arm", "tokens/pass", "rows/token", "tok/s", "speed-up", "low", "high", "accepted by depth",
@@ -86,16 +86,10 @@ def draw(comparison: Comparison, title: str, path: Path) -> None:
     Raises:
         ConfigError: matplotlib is missing.
     """
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ModuleNotFoundError as error:
-        raise ConfigError("a picture needs matplotlib; install it with: pip install 'forerun[bench]'") from error
+    plots = pyplot()
     arms = [arm for arm in comparison.tallies if arm != PLAIN]
     categories = [ALL, *comparison.categories]
-    figure, axes = pyplot.subplots(figsize=(9, 1.2 + 0.16 * len(categories) * (len(arms) + 1)))
+    figure, axes = plots.subplots(figsize=(9, 1.2 + 0.16 * len(categories) * (len(arms) + 1)))
     height = 0.8 / len(arms)
     for index, arm in enumerate(arms):
         speedups = [comparison.speedup(arm, category) for category in categories]
@@ -110,7 +104,7 @@ def draw(comparison: Comparison, title: str, path: Path) -> None:
     axes.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    plots.close(figure)
 
 
 def _acceptance(tally: Tally) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forerun.cli.bench_serve import serve
 from forerun.cli.bench_spec import spec
 from forerun.cli.display import note
 from forerun.cli.jsonlines import dumps
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from forerun.bench.speed import SpeedRow
 
-app = typer.Typer(help="Measure kernels and decoding.", no_args_is_help=True)
+app = typer.Typer(help="Measure kernels, decoding and servers.", no_args_is_help=True)
 
 NUM_ROWS = tuple(range(1, 17))
 
@@ -166,3 +167,4 @@ def _report(tables: list[Table], data: dict[str, Any]) -> None:
 app.command("kernels")(with_groups(kernels))
 app.command("decode")(with_groups(decode))
 app.command("spec")(with_groups(spec))
+app.command("serve")(with_groups(serve))

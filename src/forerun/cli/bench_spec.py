@@ -53,6 +53,7 @@ def spec(
 
     The last line is a JSON object with every figure and where it comes from.
     """
+    from forerun.bench.pictures import pyplot
     from forerun.bench.prompts import pick, read_prompts, spec_bench
     from forerun.bench.provenance import provenance
     from forerun.bench.spec import compare_arms
@@ -62,6 +63,8 @@ def spec(
 
     if all_prompts and per_category is not None:
         raise ConfigError("--all and --per-category exclude each other; give one of them")
+    if out is not None:
+        pyplot()  # to say what is missing before anything is measured
     arms = arms_of([*(drafters or ["auto"]), *(more or [])])
     params = SamplingParams(max_tokens=new_tokens, temperature=temperature, seed=seed)
     chosen: list[Prompt] = read_prompts(prompts) if prompts else spec_bench()

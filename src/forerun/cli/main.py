@@ -1,7 +1,7 @@
 """The command line: which commands there are, and how a failure is told.
 
     forerun generate | chat | serve | info | certify | drafters | datastore | pull | models
-    forerun bench kernels | decode | spec
+    forerun bench kernels | decode | spec | serve
 
 Exit codes: 0, 1 for a failure, 2 for a request or a setting that can't be served, 130 after ctrl-c.
 Commands live in one module each and import the engine only once they run, so that help is instant.
