@@ -170,8 +170,8 @@ class RowSampler(Protocol):
             params: the request's parameters.
             history: what precedes the token on its own path.
             banned_ids: [N] int32, ids that must not follow.
-            allowed: [ceil(V / 32)] uint32, a bit per id that is set where the id may follow: bit i % 32 of word i // 32.
-                Bits beyond the vocabulary mean nothing. None allows all ids.
+            allowed: [ceil(V / 32)] uint32, a bit per id that is set where the id may follow: bit i % 32 of word
+                i // 32. Bits beyond the vocabulary mean nothing. None allows all ids.
 
         Raises:
             EngineFault: the row holds NaN or +inf, nothing is allowed, an id lies outside the vocabulary, or the mask

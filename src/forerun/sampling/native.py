@@ -132,7 +132,15 @@ class NativeSampler:
         # A law that nothing cuts is written where the caller gets it.
         weights_V = self._weights_V if prepared.is_cut else np.empty(self.vocab_size)
         num_kept, has_ids, total = self._native.law(
-            logits_V, prepared.native, base.ids, base.output_counts, path_ids, banned_ids, allowed, self._ids_V, weights_V
+            logits_V,
+            prepared.native,
+            base.ids,
+            base.output_counts,
+            path_ids,
+            banned_ids,
+            allowed,
+            self._ids_V,
+            weights_V,
         )
         if not has_ids:
             return Law(None, weights_V, total)
