@@ -1,4 +1,4 @@
-"""Structured output under speculation: the tokens and log-probabilities of plain decoding, and only what was asked (F010).
+"""Structured output under speculation: tokens and log-probabilities of plain decoding, and only what was asked (F010).
 
 The reference decodes by the definition, with a grammar that starts anew for every token; small vocabularies meet every
 rule and shape of draft, a random Llama with a vocabulary of bytes meets JSON.
@@ -10,7 +10,6 @@ import json
 import random
 import re
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,11 +18,10 @@ from jsonschema import Draft202012Validator
 
 from forerun import LLM, Completion, RequestError, SamplingParams, Structured
 from forerun.drafters.spec import Speculation
-from forerun.engine.engine import Engine
 from forerun.models.grammar import Grammar, GrammarCompiler
 from forerun.models.store import KNOWN_MODELS, path_of
 from forerun.sampling import make_sampler
-from forerun.sampling.distribution import NO_IDS, is_allowed
+from forerun.sampling.distribution import is_allowed
 from forerun.sampling.history import History
 from forerun.types import Draft, VerifyRule
 from tests.helpers.engines import (
@@ -72,18 +70,10 @@ FITS = {
 }
 
 
-class SmallEngine(FakeEngine):
-    """With the native sampler, which masks in another way than the reference."""
-
-    def __init__(self) -> None:
-        super().__init__(max_model_len=64)
-        sampler = make_sampler(VOCAB_SIZE)
-        self.engine = Engine(self.target, sampler, self.tokenizer, self.pages, 64)  # type: ignore[arg-type]
-
-
 @pytest.fixture(scope="module")
 def engine() -> FakeEngine:
-    return SmallEngine()
+    """With the native sampler, which masks in another way than the reference."""
+    return FakeEngine(max_model_len=64, sampler=make_sampler(VOCAB_SIZE))
 
 
 def allowed_after(grammar: Grammar, token_ids: list[int]) -> list[int]:
@@ -179,19 +169,26 @@ def test_ratio_rules_keep_the_greedy_output_and_the_grammar(engine: FakeEngine, 
             assert answer.finish_reason == "length" or re.fullmatch(FITS[name], answer.text)
 
 
-@pytest.mark.parametrize(
-    ("rule", "branching"), [("coupled", (2, 1)), ("token", (1, 1)), ("block", (1, 1)), ("rrsw", (2, 1)), ("traversal", (2, 1))]
-)
-def test_outputs_have_the_masked_law(engine: FakeEngine, rule: VerifyRule, branching: tuple[int, ...]) -> None:
+SHAPES: dict[VerifyRule, tuple[int, ...]] = {
+    "coupled": (2, 1),
+    "token": (1, 1),
+    "block": (1, 1),
+    "rrsw": (2, 1),
+    "traversal": (2, 1),
+}
+
+
+@pytest.mark.parametrize("rule", SHAPES)
+def test_outputs_have_the_masked_law(engine: FakeEngine, rule: VerifyRule) -> None:
     """Four choices: the law of whole outputs is the product of renormalised rows; keys are fixed."""
     grammar = COMPILER.compile(SMALL["choice"])
     params = SamplingParams(max_tokens=8, temperature=1.4)
     want = whole_law(grammar, params)
     num_runs = 800
-    counts = Counter(
-        engine.run(PROMPT, params, ModelDrafter(key, branching, "shared" if rule == "coupled" else "draft"), rule, key, grammar=grammar).token_ids
-        for key in range(num_runs)
-    )
+    counts: Counter[tuple[int, ...]] = Counter()
+    for key in range(num_runs):
+        drafter = ModelDrafter(key, SHAPES[rule], "shared" if rule == "coupled" else "draft")
+        counts[engine.run(PROMPT, params, drafter, rule, key, grammar=grammar).token_ids] += 1
     assert set(counts) <= set(want)
     kept = {output: prob for output, prob in want.items() if prob * num_runs >= 5}
     rest = 1.0 - sum(kept.values())
@@ -211,7 +208,9 @@ def whole_law(grammar: Grammar, params: SamplingParams) -> dict[tuple[int, ...],
     while open_outputs:
         longer: dict[tuple[int, ...], float] = {}
         for output, prob in open_outputs.items():
-            p_V = sampler.law(prefix_logits([*PROMPT, *output]), params, History(params, PROMPT).along()).dense(VOCAB_SIZE)
+            p_V = sampler.law(prefix_logits([*PROMPT, *output]), params, History(params, PROMPT).along()).dense(
+                VOCAB_SIZE
+            )
             allowed = allowed_after(grammar, list(output))
             total = sum(p_V[token_id] for token_id in allowed)
             for token_id in allowed:
@@ -260,7 +259,9 @@ PERSON: dict[str, Any] = {
     "properties": {
         "name": {"type": "string", "maxLength": 8},
         "kind": {"enum": ["the cat", "the dog", "neither of them"]},
-        "numbers": {"type": "array", "items": {"type": "integer", "minimum": -50, "maximum": 50}, "minItems": 2, "maxItems": 2},
+        "numbers": {
+            "type": "array", "items": {"type": "integer", "minimum": -50, "maximum": 50}, "minItems": 2, "maxItems": 2,
+        },
         "is_right": {"type": "boolean"},
     },
     "required": ["name", "kind", "numbers", "is_right"],
@@ -280,7 +281,8 @@ JSON_LAWS: dict[str, dict[str, Any]] = {
 }
 SPECULATIONS = (
     "ngram:k=8,min=1,policy=fixed", "ngram", "suffix:k=16,policy=fixed", "grammar:policy=fixed", "grammar", "auto",
-    "ngram:k=5,min=1,policy=fixed+grammar:policy=fixed+suffix:policy=fixed", "recycling", "self:layers=1,k=4,policy=fixed",
+    "ngram:k=5,min=1,policy=fixed+grammar:policy=fixed+suffix:policy=fixed", "recycling",
+    "self:layers=1,k=4,policy=fixed",
 )  # fmt: skip
 
 
@@ -293,7 +295,9 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     return LLM(path, threads=1)
 
 
-def ask(llm: LLM, form: Structured, params: SamplingParams, speculation: str | Speculation = "off", **more: Any) -> Completion:
+def ask(
+    llm: LLM, form: Structured, params: SamplingParams, speculation: str | Speculation = "off", **more: Any
+) -> Completion:
     (completion,) = llm.generate([JSON_PROMPT], params, speculation=speculation, grammar=form, **more)
     return completion
 
