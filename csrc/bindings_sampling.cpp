@@ -40,7 +40,7 @@ LawParams make_params(double temperature, bool is_greedy, int64_t top_k, double 
 
 nb::tuple law(Sampler& self, Vector<const float> logits, const LawParams& params, Vector<const int32_t> history_ids,
               Vector<const int32_t> output_counts, Vector<const int32_t> path_ids, Vector<const int32_t> banned_ids,
-              Vector<int32_t> out_ids, Vector<double> out_weights) {
+              Vector<const uint32_t> allowed, Vector<int32_t> out_ids, Vector<double> out_weights) {
   check_size(logits.shape(0), self.vocab_size(), "logits");
   check_size(out_ids.shape(0), self.vocab_size(), "out_ids");
   check_size(out_weights.shape(0), self.vocab_size(), "out_weights");
@@ -51,7 +51,8 @@ nb::tuple law(Sampler& self, Vector<const float> logits, const LawParams& params
   LawShape shape;
   {
     nb::gil_scoped_release unlocked;
-    shape = self.law(logits.data(), params, history, span(banned_ids), out_ids.data(), out_weights.data());
+    shape = self.law(logits.data(), params, history, span(banned_ids), span(allowed), out_ids.data(),
+                     out_weights.data());
   }
   return nb::make_tuple(shape.num_kept, shape.has_ids, shape.total);
 }
@@ -213,7 +214,7 @@ void bind_sampling(nb::module_& m) {
       .def(nb::init<int>(), "vocab_size"_a)
       .def_prop_ro("vocab_size", &Sampler::vocab_size)
       .def("law", &law, "logits"_a, "params"_a, "history_ids"_a, "output_counts"_a, "path_ids"_a, "banned_ids"_a,
-           "out_ids"_a, "out_weights"_a)
+           "allowed"_a, "out_ids"_a, "out_weights"_a)
       .def("row_law", &row_law, "logits"_a, "temperature"_a)
       .def("logprobs", &logprobs, "logits"_a, "token_id"_a, "out_ids"_a, "out_logprobs"_a)
       .def("top_ids", &top_ids, "logits"_a, "out_ids"_a);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -15,6 +16,7 @@ constexpr int32_t kUnseen = -1;
 constexpr size_t kSelectBlock = 512;
 constexpr char kNoWeight[] = "the law has no positive weight";
 constexpr char kNothingAllowed[] = "no token is allowed";
+constexpr char kEmptyMask[] = "the mask of allowed ids allows no token";
 
 // By value descending, ties by id ascending: the one order of top-k, top-p and log-probabilities.
 constexpr auto kLikelier = [](const auto& a, const auto& b) {
@@ -237,15 +239,49 @@ void Sampler::penalise(const LawParams& params, const PathHistory& history) {
   for (size_t i = 0; i < history.path_ids.size; ++i) apply(history.path_ids.data[i]);
 }
 
+void Sampler::check_mask(Span<uint32_t> allowed) const {
+  const size_t num_words = (x_.size() + simd::kMaskBits - 1) / simd::kMaskBits;
+  if (allowed.size != num_words) {
+    throw std::domain_error("the mask of allowed ids has " + std::to_string(allowed.size) +
+                            " words, but the vocabulary takes " + std::to_string(num_words));
+  }
+  for (size_t i = 0; i < x_.size(); i += simd::kMaskBits) {
+    const uint32_t word = allowed.data[i / simd::kMaskBits];
+    const size_t count = std::min(simd::kMaskBits, x_.size() - i);
+    if (word << (simd::kMaskBits - count) != 0) return;
+  }
+  throw std::domain_error(kEmptyMask);
+}
+
+// Greedy decoding needs no more of a row that nothing else changes.
+int32_t Sampler::allowed_argmax(const float* logits, Span<uint32_t> allowed) {
+  if (!kernels().allowed_maxima(logits, x_.size(), allowed.data, maxima_.data())) check_lawful(logits, x_.size());
+  const auto best = std::max_element(maxima_.begin(), maxima_.end());  // the first of equals
+  if (*best == -std::numeric_limits<float>::infinity()) throw std::domain_error(kNothingAllowed);
+  size_t id = static_cast<size_t>(best - maxima_.begin()) * simd::kMaximaBlock;
+  while (logits[id] != *best || !simd::is_allowed(allowed.data, id)) ++id;
+  return static_cast<int32_t>(id);
+}
+
 LawShape Sampler::law(const float* logits, const LawParams& params, const PathHistory& history,
-                      Span<int32_t> banned_ids, int32_t* out_ids, double* out_weights) {
+                      Span<int32_t> banned_ids, Span<uint32_t> allowed, int32_t* out_ids, double* out_weights) {
   const Span<int32_t> bias_ids{params.bias_ids.data(), params.bias_ids.size()};
   for (const Span<int32_t>& ids : {bias_ids, history.ids, history.path_ids, banned_ids}) check_ids(ids);
+  const bool is_masked = allowed.size > 0;
+  const bool is_changed = bias_ids.size + history.ids.size + history.path_ids.size + banned_ids.size > 0;
+  if (is_masked) check_mask(allowed);
+  if (is_masked && params.is_greedy && !is_changed) {
+    out_ids[0] = allowed_argmax(logits, allowed);
+    out_weights[0] = 1.0;
+    return {1, true, 1.0};
+  }
   double max = load(logits);
   for (size_t i = 0; i < bias_ids.size; ++i) x_[bias_ids.data[i]] += params.biases[i];
   penalise(params, history);
   for (size_t i = 0; i < banned_ids.size; ++i) x_[banned_ids.data[i]] = -simd::kInf;
-  if (bias_ids.size + history.ids.size + history.path_ids.size + banned_ids.size > 0) {
+  if (is_masked) {
+    max = kernels().keep_allowed(x_.data(), x_.size(), allowed.data);
+  } else if (is_changed) {
     max = kernels().max(x_.data(), x_.size());
   }
   if (max == -simd::kInf) throw std::domain_error(kNothingAllowed);

@@ -120,8 +120,9 @@ class Sampler {
   int vocab_size() const { return static_cast<int>(x_.size()); }
 
   // Writes the kept ids (ascending, none when has_ids is false) and their weights; each output has room for vocab_size.
+  // `allowed` is a bit per id, 32 to a word, or empty where all are allowed.
   LawShape law(const float* logits, const LawParams& params, const PathHistory& history, Span<int32_t> banned_ids,
-               int32_t* out_ids, double* out_weights);
+               Span<uint32_t> allowed, int32_t* out_ids, double* out_weights);
 
   // Log-softmax of the raw row at token_id; writes the num_top most likely ids and their values.
   double logprobs(const float* logits, int32_t token_id, size_t num_top, int32_t* out_ids, double* out_logprobs);
@@ -137,6 +138,8 @@ class Sampler {
   };
 
   double load(const float* logits);
+  int32_t allowed_argmax(const float* logits, Span<uint32_t> allowed);
+  void check_mask(Span<uint32_t> allowed) const;
   void penalise(const LawParams& params, const PathHistory& history);
   void select_largest(size_t k);
   void keep_largest(const float* values, size_t size, size_t first_id, size_t k);

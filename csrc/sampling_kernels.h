@@ -13,6 +13,8 @@ struct Kernels {
   RowScan (*widen)(const float*, size_t, double*);
   double (*max)(const double*, size_t);
   void (*block_maxima)(const float*, size_t, float*);
+  double (*keep_allowed)(double*, size_t, const uint32_t*);
+  bool (*allowed_maxima)(const float*, size_t, const uint32_t*, float*);
   size_t (*between)(const double*, size_t, double, double, int32_t*);
   void (*race)(const int32_t*, const double*, size_t, const NoiseAddress&, Winner&);
   void (*race_for)(const int32_t*, const double*, size_t, const NoiseAddress&, Podium&);
@@ -39,6 +41,12 @@ struct Kernels {
     TARGET static void block_maxima(const float* x, size_t size, float* maxima) {                                    \
       block_maxima_body<Isa>(x, size, maxima);                                                                       \
     }                                                                                                                \
+    TARGET static double keep_allowed(double* x, size_t size, const uint32_t* allowed) {                             \
+      return keep_allowed_body<Isa>(x, size, allowed);                                                               \
+    }                                                                                                                \
+    TARGET static bool allowed_maxima(const float* x, size_t size, const uint32_t* allowed, float* maxima) {         \
+      return allowed_maxima_body<Isa>(x, size, allowed, maxima);                                                     \
+    }                                                                                                                \
     TARGET static size_t between(const double* x, size_t size, double low, double high, int32_t* found) {            \
       return between_body<Isa>(x, size, low, high, found);                                                           \
     }                                                                                                                \
@@ -56,8 +64,9 @@ struct Kernels {
     TARGET static void race_row_for(const Row& row, const NoiseAddress& at, Podium& podium) {                        \
       race_row_body<Isa>(row, at, podium);                                                                           \
     }                                                                                                                \
-    static constexpr Kernels table{lane_sum,     weigh,   weigh_row, row_total, widen,    max,                       \
-                                   block_maxima, between, race,      race_for,  race_row, race_row_for};             \
+    static constexpr Kernels table{lane_sum,       weigh,   weigh_row, row_total, widen,    max, block_maxima,       \
+                                   keep_allowed,   allowed_maxima,     between,   race,     race_for,                \
+                                   race_row,       race_row_for};                                                    \
   }
 
 FORERUN_KERNELS(Baseline, );

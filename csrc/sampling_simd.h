@@ -45,6 +45,7 @@ struct Vectors {
   typedef uint64_t Words __attribute__((vector_size(8 * W)));
   typedef uint32_t HalfWords __attribute__((vector_size(4 * W)));
   typedef float WideFloats __attribute__((vector_size(8 * W)));
+  typedef uint32_t WideHalfWords __attribute__((vector_size(8 * W)));
 };
 
 // product: out[j] = the low 32 bits of a[j], times m. at_least: bit j is set where x[j] >= y[j]. top_bits: bit j is the
@@ -347,6 +348,84 @@ FORERUN_INLINE void block_maxima_body(const float* x, size_t size, float* maxima
     for (; i < first + count; ++i) max = x[i] > max ? x[i] : max;
     maxima[first / kMaximaBlock] = max;
   }
+}
+
+// ---- masks: a bit per id, 32 to a word, set where the id is allowed ----------------------------------------------
+
+constexpr size_t kMaskBits = 32;
+
+inline bool is_allowed(const uint32_t* allowed, size_t id) { return allowed[id / kMaskBits] >> id % kMaskBits & 1; }
+
+// Sets what isn't allowed to -inf and returns the largest value that is left.
+template <typename Isa>
+FORERUN_INLINE double keep_allowed_body(double* x, size_t size, const uint32_t* allowed) {
+  using Doubles = typename Isa::Doubles;
+  using Words = typename Isa::Words;
+  Words lane_bits;
+  for (size_t j = 0; j < Isa::kWidth; ++j) lane_bits[j] = uint64_t{1} << j;
+  Doubles max = Doubles{} - kInf;
+  size_t i = 0;
+  for (; i + kMaskBits <= size; i += kMaskBits) {
+    const uint32_t bits = allowed[i / kMaskBits];
+    if (bits == 0) {
+      std::fill(x + i, x + i + kMaskBits, -kInf);
+      continue;
+    }
+    for (size_t j = 0; j < kMaskBits; j += Isa::kWidth) {
+      Doubles values;
+      load(values, x + i + j);
+      const Words lanes = (Words{} + (bits >> j)) & lane_bits;
+      values = lanes != Words{} ? values : Doubles{} - kInf;
+      store(x + i + j, values);
+      max = values > max ? values : max;
+    }
+  }
+  double out = max[0];
+  for (size_t j = 1; j < Isa::kWidth; ++j) out = max[j] > out ? max[j] : out;
+  for (; i < size; ++i) {
+    if (!is_allowed(allowed, i)) x[i] = -kInf;
+    out = x[i] > out ? x[i] : out;
+  }
+  return out;
+}
+
+// maxima[b] = the largest allowed value of x at kMaximaBlock b to kMaximaBlock (b + 1) - 1, -inf where none is. Returns
+// whether the row, allowed or not, holds no NaN and no +inf; else the maxima have no meaning.
+template <typename Isa>
+FORERUN_INLINE bool allowed_maxima_body(const float* x, size_t size, const uint32_t* allowed, float* maxima) {
+  using Floats = typename Isa::WideFloats;
+  using Words = typename Isa::WideHalfWords;
+  constexpr size_t kWidth = 2 * Isa::kWidth;
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  Words lane_bits;
+  for (size_t j = 0; j < kWidth; ++j) lane_bits[j] = uint32_t{1} << j;
+  Words num_bad{};
+  for (size_t first = 0; first < size; first += kMaximaBlock) {
+    const size_t end = size - first < kMaximaBlock ? size : first + kMaximaBlock;
+    Floats max = Floats{} - kInfinity;
+    size_t i = first;
+    for (; i + kMaskBits <= end; i += kMaskBits) {
+      const uint32_t bits = allowed[i / kMaskBits];
+      for (size_t j = 0; j < kMaskBits; j += kWidth) {
+        Floats values;
+        load(values, x + i + j);
+        num_bad = values < kInfinity ? num_bad : num_bad + 1u;
+        const Words lanes = (Words{} + (bits >> j)) & lane_bits;
+        values = lanes != Words{} ? values : Floats{} - kInfinity;
+        max = values > max ? values : max;
+      }
+    }
+    float out = -kInfinity;
+    for (size_t j = 0; j < kWidth; ++j) out = max[j] > out ? max[j] : out;
+    for (; i < end; ++i) {
+      num_bad[0] += !(x[i] < kInfinity);
+      if (is_allowed(allowed, i) && x[i] > out) out = x[i];
+    }
+    maxima[first / kMaximaBlock] = out;
+  }
+  uint32_t total_bad = 0;
+  for (size_t j = 0; j < kWidth; ++j) total_bad |= num_bad[j];
+  return total_bad == 0;
 }
 
 // Writes the indices of the values in [low, high), ascending, and returns their number. No value is NaN.

@@ -56,7 +56,7 @@ Outcome outcome_of(const std::vector<float>& row, const LawParams& params) {
   // Exactly as long as they must be, so that the address sanitizer sees one step too far.
   Outcome out{std::vector<int32_t>(size), std::vector<double>(size), 0.0, {}, {}, {}};
   const PathHistory seen{{history, num_seen}, {counts, num_seen}, {&last, 1}};
-  const LawShape shape = sampler.law(row.data(), params, seen, {}, out.ids.data(), out.weights.data());
+  const LawShape shape = sampler.law(row.data(), params, seen, {}, {}, out.ids.data(), out.weights.data());
   out.ids.resize(shape.has_ids ? shape.num_kept : 0);
   out.weights.resize(shape.num_kept);
   out.ids.shrink_to_fit();
@@ -114,7 +114,7 @@ void test_row_laws() {
         set_isa_level(level);
         std::vector<int32_t> ids(size);
         std::vector<double> weights(size), from_row(size);
-        const LawShape shape = Sampler(size).law(row.data(), params, {}, {}, ids.data(), weights.data());
+        const LawShape shape = Sampler(size).law(row.data(), params, {}, {}, {}, ids.data(), weights.data());
         const RowLaw law({row.data(), row.size()}, temperature);
         law.weights(from_row.data());
         check(law.total() == shape.total && from_row == weights, "a row's weights are those that are written");
@@ -152,6 +152,44 @@ void test_top_ids() {
   }
 }
 
+// A mask bans the ids whose bit is 0, on every level; what lies beyond the vocabulary in its last word means nothing.
+void test_masks() {
+  for (const int size : {1, 2, 7, 31, 32, 33, 63, 65, 127, 128, 129, 160, 257, 1500}) {
+    const std::vector<float> row = row_of(size);
+    for (const uint32_t pattern : {0xFFFFFFFFu, 0x00000001u, 0x80010000u, 0xA5A5A5A5u}) {
+      std::vector<uint32_t> words((size + 31) / 32, pattern);
+      if (words.size() > 3) words[1] = 0;
+      words[0] |= 1;
+      words.shrink_to_fit();
+      std::vector<int32_t> banned;
+      for (int id = 0; id < size; ++id) {
+        if ((words[id / 32] >> id % 32 & 1) == 0) banned.push_back(id);
+      }
+      for (const bool is_greedy : {true, false}) {
+        LawParams params;
+        params.is_greedy = is_greedy;
+        params.temperature = 0.7;
+        params.top_p = size % 2 == 0 ? 0.9 : 1.0;
+        for (int level = 0; level <= max_isa_level(); ++level) {
+          set_isa_level(level);
+          std::vector<int32_t> ids(size), want_ids(size);
+          std::vector<double> weights(size), want_weights(size);
+          Sampler sampler(size);
+          const LawShape want = sampler.law(row.data(), params, {}, {banned.data(), banned.size()}, {},
+                                            want_ids.data(), want_weights.data());
+          const LawShape got = sampler.law(row.data(), params, {}, {}, {words.data(), words.size()}, ids.data(),
+                                           weights.data());
+          check(got.num_kept == want.num_kept && got.total == want.total, "a mask keeps what a ban keeps");
+          for (size_t i = 0; i < want.num_kept; ++i) {
+            check(!want.has_ids || ids[i] == want_ids[i], "a mask keeps the ids that a ban keeps");
+            check(weights[i] == want_weights[i], "a mask leaves the weights that a ban leaves");
+          }
+        }
+      }
+    }
+  }
+}
+
 template <typename Call>
 void check_refused(const Call& call, const char* what) {
   bool is_refused = false;
@@ -170,9 +208,20 @@ void test_refusals() {
   Sampler sampler(20);
   const int32_t beyond = 20;
   const auto law = [&](Span<int32_t> banned) {
-    sampler.law(row.data(), LawParams{}, PathHistory{}, banned, ids.data(), weights.data());
+    sampler.law(row.data(), LawParams{}, PathHistory{}, banned, {}, ids.data(), weights.data());
   };
   check_refused([&] { law({&beyond, 1}); }, "an id beyond the vocabulary");
+  for (const bool is_greedy : {true, false}) {
+    LawParams params;
+    params.is_greedy = is_greedy;
+    params.temperature = 1.0;
+    const auto masked = [&](Span<uint32_t> allowed) {
+      sampler.law(row.data(), params, PathHistory{}, {}, allowed, ids.data(), weights.data());
+    };
+    const uint32_t only_beyond[2] = {0xFFF00000u, 0xFFFFFFFFu};
+    check_refused([&] { masked({only_beyond, 1}); }, "a mask that allows nothing");
+    check_refused([&] { masked({only_beyond, 2}); }, "a mask that is too long");
+  }
   row[19] = std::numeric_limits<float>::quiet_NaN();
   check_refused([&] { law({}); }, "NaN in the last place");
   check_refused([&] { RowLaw({row.data(), row.size()}, 1.0); }, "NaN in the last place of a row");
@@ -194,6 +243,7 @@ int main() {
   test_levels_agree();
   test_row_laws();
   test_top_ids();
+  test_masks();
   test_refusals();
   std::puts("sampling: all tests passed");
   return 0;

@@ -10,6 +10,7 @@ from forerun.types import SamplingParams
 if TYPE_CHECKING:
     from forerun.engine.completion import Completion, StreamEvent
     from forerun.engine.llm import LLM
+    from forerun.models.structured import Structured
 
 __version__ = "0.1.0"
 
@@ -23,6 +24,7 @@ __all__ = [
     "RequestError",
     "SamplingParams",
     "StreamEvent",
+    "Structured",
     "__version__",
 ]
 
@@ -31,6 +33,7 @@ _LAZY = {
     "LLM": "forerun.engine.llm",
     "Completion": "forerun.engine.completion",
     "StreamEvent": "forerun.engine.completion",
+    "Structured": "forerun.models.structured",
 }
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from forerun.types import Float32Array, Float64Array, Int32Array, UInt64Array
+from forerun.types import Float32Array, Float64Array, Int32Array, UInt32Array, UInt64Array
 
 def available_isas() -> list[str]: ...
 def num_available_cpus() -> int: ...
@@ -151,6 +151,7 @@ class Sampler:
         output_counts: Int32Array,
         path_ids: Int32Array,
         banned_ids: Int32Array,
+        allowed: UInt32Array,
         out_ids: Int32Array,
         out_weights: Float64Array,
     ) -> tuple[int, bool, float]: ...

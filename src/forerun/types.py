@@ -18,7 +18,9 @@ from forerun.errors import EngineFault, RequestError
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
 Int32Array = npt.NDArray[np.int32]
+UInt32Array = npt.NDArray[np.uint32]
 UInt64Array = npt.NDArray[np.uint64]
+BoolArray = npt.NDArray[np.bool_]
 
 FinishReason = Literal["stop", "length"]
 VerifyRule = Literal["coupled", "token", "block", "rrsw", "traversal"]

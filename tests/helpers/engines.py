@@ -20,6 +20,7 @@ from forerun.engine.jobs import Job
 from forerun.engine.request import Limits, prepare
 from forerun.kv.pages import PageManager, num_pages_for
 from forerun.models.bound import BindSettings
+from forerun.models.grammar import Grammar
 from forerun.sampling.distribution import NO_IDS, RowSampler
 from forerun.sampling.history import History
 from forerun.sampling.reference import ReferenceSampler
@@ -128,8 +129,9 @@ class FakeEngine:
         rule: VerifyRule = "coupled",
         noise_key: int | None = None,
         prediction: Sequence[int] = (),
+        grammar: Grammar | None = None,
     ) -> list[StreamEvent]:
-        request = prepare(prompt, params, rule, self.limits, noise_key, prediction)
+        request = prepare(prompt, params, rule, self.limits, noise_key, prediction, grammar=grammar)
         events = [event for _, event in self.engine.run(Job(request, self.speculator(drafts)))]
         self.engine.check_integrity()
         assert self.pages.num_free == self.pages.num_pages
@@ -143,8 +145,9 @@ class FakeEngine:
         rule: VerifyRule = "coupled",
         noise_key: int | None = None,
         prediction: Sequence[int] = (),
+        grammar: Grammar | None = None,
     ) -> Completion:
-        completion = self.events(prompt, params, drafts, rule, noise_key, prediction)[-1].completion
+        completion = self.events(prompt, params, drafts, rule, noise_key, prediction, grammar)[-1].completion
         assert completion is not None
         return completion
 

@@ -1,11 +1,13 @@
 """Seventy chat templates and those of the known models against transformers, which they were written for (F044, F051).
 
-Two things are forerun's own and hold for every template, so transformers gets them done: text parts are joined, since
-half of the templates know only strings, and an assistant without content has an empty one.
+Three things are forerun's own and hold for every template, so transformers gets them done: text parts are joined, since
+half of the templates know only strings, an assistant without content has an empty one, and arguments of calls that
+come as JSON texts are objects, since half of the templates would write such a text as a JSON string.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 from functools import cache
@@ -62,7 +64,18 @@ def with_strings(message: Message) -> Message:
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(part["text"] for part in content)
-    return {**message, "content": "" if content is None else content}
+    plain = {**message, "content": "" if content is None else content}
+    if message.get("tool_calls"):
+        plain["tool_calls"] = [with_objects(call) for call in message["tool_calls"]]
+    return plain
+
+
+def with_objects(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = function["arguments"]
+    if isinstance(arguments, str):
+        function = {**function, "arguments": json.loads(arguments)}
+    return {**call, "function": function}
 
 
 def expected(source: str, messages: list[Message], **options: Any) -> str | Exception:

@@ -22,6 +22,7 @@ from forerun.cli.session import closing_line
 from forerun.drafters.spec import REGISTRY
 from forerun.engine.completion import Completion, EmittedToken, Stats, StreamEvent
 from forerun.errors import EngineFault, LoadError, RequestError
+from forerun.models.structured import Structured
 from forerun.types import Draft, NodeTest, StepRecord, StepTimings, TokenLogprob, Verdict, VerifyRule
 from forerun.verify import RULES
 from tests.helpers.model_drafter import SharedTreeOptions
@@ -248,6 +249,26 @@ def test_a_prediction_file_reaches_the_engine(llm: Any, forerun: Any, tmp_path: 
         assert llm.made[-1].requested["prediction"] == "naïve\r\n"
     assert forerun("generate", "model.gguf", "hello") == 0
     assert llm.made[-1].requested["prediction"] is None
+
+
+def test_what_the_answer_must_look_like_reaches_the_engine(llm: Any, forerun: Any, tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "integer"}')
+    for arguments, wanted in (
+        (["--json-schema", str(file)], Structured.json_schema({"type": "integer"})),
+        (["--regex", "[0-9]+"], Structured.regex("[0-9]+")),
+        (["--choice", "yes", "--choice", "no"], Structured.choice(["yes", "no"])),
+        ([], None),
+    ):
+        assert forerun("generate", "model.gguf", "hello", *arguments) == 0
+        assert llm.made[-1].requested["grammar"] == wanted
+
+
+def test_a_form_that_cannot_be_had_is_refused_before_loading(llm: Any, forerun: Any, tmp_path: Path) -> None:
+    assert forerun("generate", "model.gguf", "hello", "--regex", "a", "--choice", "b") == 2
+    assert forerun("generate", "model.gguf", "hello", "--regex", "") == 2
+    assert forerun("generate", "model.gguf", "hello", "--json-schema", str(tmp_path / "gone")) == 2
+    assert llm.made == []
 
 
 @pytest.mark.parametrize(

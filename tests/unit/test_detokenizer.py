@@ -208,3 +208,11 @@ def test_a_stream_without_stop_strings_shows_every_character_at_once() -> None:
     text_stream, detokenizer = TextStream(TOY), Detokenizer(TOY)
     assert [text_stream.push(i) for i in ids] == [detokenizer.push([i]) for i in ids]
     assert text_stream.finish() == detokenizer.finish()
+
+
+def test_control_tokens_that_are_asked_for_keep_their_names() -> None:
+    """Such as the mark of a tool call, without which nobody finds the call in the text."""
+    text = TOY.encode("a", add_bos=False)
+    for shown_ids, want in ((frozenset[int](), "aa"), (frozenset({1}), f"a{TOY.token_text(1)}a")):
+        stream = TextStream(TOY, shown_ids=shown_ids)
+        assert "".join(map(stream.push, (*text, 1, 2, *text))) + stream.finish() == want

@@ -11,17 +11,21 @@ from statistics import median
 from forerun.batch import StepBatch
 from forerun.bench.fidelity import packaged_text
 from forerun.drafters.base import Budget, DraftContext, Drafter, DrafterOptions
+from forerun.drafters.grammar import GrammarOptions
 from forerun.drafters.spec import Speculation
 from forerun.engine.llm import LLM
 from forerun.engine.pieces import draft_piece, prompt_piece
 from forerun.engine.run import MAX_STEP_NODES
 from forerun.engine.sequence import Sequence
 from forerun.errors import ConfigError
+from forerun.models.grammar import GrammarState
+from forerun.models.structured import Structured
 from forerun.types import Draft, SamplingParams
 
 PROMPT_LEN = 2048
 NUM_STEPS = 64
 MAX_NODES = 8
+ANY_TEXT = Structured.regex("(?s:.)*")
 _SEQUENCE_ID = -1  # no request has it
 
 
@@ -59,6 +63,7 @@ def measure_drafter(llm: LLM, options: DrafterOptions) -> DrafterCost:
     token_ids = _text_ids(llm)
     prompt, rest = token_ids[:-NUM_STEPS], token_ids[-NUM_STEPS:]
     max_len = len(token_ids) + MAX_NODES + 1
+    grammar = llm.compile_grammar(ANY_TEXT).open() if isinstance(options, GrammarOptions) else None
     with closing(Sequence(_SEQUENCE_ID, prompt, max_len, llm.engine.pages)) as sequence:
         context = DraftContext(
             prompt_token_ids=prompt,
@@ -69,6 +74,7 @@ def measure_drafter(llm: LLM, options: DrafterOptions) -> DrafterCost:
             max_len=max_len,
             prediction=token_ids,
             slots=sequence,
+            grammar=grammar,
         )
         sequence.open()
         began = time.perf_counter()
@@ -77,7 +83,7 @@ def measure_drafter(llm: LLM, options: DrafterOptions) -> DrafterCost:
         if drafter is None:
             raise ConfigError(f"drafter {options.name} would propose nothing for the text it is measured with")
         with closing(drafter):
-            steps = list(_follow(llm, sequence, drafter, rest))
+            steps = list(_follow(llm, sequence, drafter, grammar, rest))
     return DrafterCost(
         open_s=open_s,
         propose_s=median(step[0] for step in steps),
@@ -89,7 +95,7 @@ def measure_drafter(llm: LLM, options: DrafterOptions) -> DrafterCost:
 
 
 def _follow(
-    llm: LLM, sequence: Sequence, drafter: Drafter, token_ids: tuple[int, ...]
+    llm: LLM, sequence: Sequence, drafter: Drafter, grammar: GrammarState | None, token_ids: tuple[int, ...]
 ) -> Iterator[tuple[float, float, int]]:
     """Seconds to propose, seconds to advance and draft passes, step by step, with the target's passes between them."""
     while sequence.cached_len < sequence.committed_len - 1:
@@ -105,6 +111,8 @@ def _follow(
         llm.target.forward(StepBatch(draft_piece(sequence, Draft())))
         sequence.mark_cached(sequence.committed_len)
         sequence.commit((token_id,), num_cached=0)
+        if grammar is not None:
+            grammar.advance((token_id,))
         verified = time.perf_counter()
         drafter.advance((token_id,))
         yield proposed - began, time.perf_counter() - verified, proposal.num_steps

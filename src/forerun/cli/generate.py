@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,9 @@ from forerun.cli.jsonlines import TraceFile, completion_object, dumps
 from forerun.cli.options import EngineOptions, OutputOptions, SamplingOptions, SpeculationOptions
 from forerun.cli.session import Messages, open_session
 from forerun.errors import ConfigError, RequestError
+
+if TYPE_CHECKING:
+    from forerun.models.structured import Structured
 
 _STDIN = "-"
 
@@ -40,6 +43,15 @@ def generate(
             help="A file that the answer should resemble, for --spec auto or prediction; - is standard input.",
         ),
     ] = None,
+    json_schema: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Answer with JSON that this schema describes.")
+    ] = None,
+    regex: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Answer with a text that this expression matches as a whole.")
+    ] = None,
+    choice: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Answer with this text or another choice; may be repeated.")
+    ] = None,
 ) -> None:
     """Answer one prompt.
 
@@ -49,9 +61,10 @@ def generate(
     if prompt_file == prediction == _STDIN:
         raise RequestError("--prompt-file and --prediction can't both be standard input", "prediction")
     expected = None if prediction is None else read_file(prediction, "prediction")
+    grammar = read_grammar(json_schema, regex, choice or [])
     params = sampling.params()
     with TraceFile(output.trace) as trace:
-        session = open_session(model, engine, speculation, params, expected)
+        session = open_session(model, engine, speculation, params, expected, grammar)
         if output.json:
             print(dumps(completion_object(session.complete(request, trace))), flush=True)
         else:
@@ -70,6 +83,29 @@ def build_request(text: str, system: str | None, *, is_raw: bool) -> str | Messa
         return text
     messages = [] if system is None else [{"role": "system", "content": system}]
     return [*messages, {"role": "user", "content": text}]
+
+
+def read_grammar(json_schema: str | None, regex: str | None, choice: list[str]) -> Structured | None:
+    """What the answer must look like; None where it may be anything.
+
+    Args:
+        json_schema: a file.
+        regex: an expression.
+        choice: texts, empty without any.
+
+    Raises:
+        RequestError: several are given, or one can't be used.
+        ConfigError: the file can't be read.
+    """
+    from forerun.models.structured import Structured
+
+    if (json_schema is not None) + (regex is not None) + bool(choice) > 1:
+        raise RequestError("give one of --json-schema, --regex and --choice", "grammar")
+    if json_schema is not None:
+        return Structured.json_schema(read_file(json_schema, "schema"))
+    if regex is not None:
+        return Structured.regex(regex)
+    return Structured.choice(choice) if choice else None
 
 
 def read_prompt(prompt: str | None, prompt_file: str | None) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from forerun.drafters.spec import Speculation
     from forerun.engine.completion import Completion, Stats, StreamEvent
     from forerun.engine.llm import LLM
+    from forerun.models.structured import Structured
 
 Messages = list[dict[str, str]]
 
@@ -32,6 +33,7 @@ class Session:
         speculation: who drafts.
         verify: how drafts are verified.
         prediction: what the answers are expected to look like.
+        grammar: what the answers must look like.
     """
 
     llm: LLM
@@ -39,6 +41,7 @@ class Session:
     speculation: Speculation
     verify: VerifyRule
     prediction: str | None = None
+    grammar: Structured | None = None
 
     def stream(self, prompt: str | Messages, trace: TraceFile) -> Generator[StreamEvent]:
         """The answer step by step; a text is continued as it is, messages go through the chat template.
@@ -51,6 +54,7 @@ class Session:
             speculation=self.speculation,
             verify=self.verify,
             prediction=self.prediction,
+            grammar=self.grammar,
             on_step=trace.write,
         )
 
@@ -90,6 +94,7 @@ def open_session(
     speculation: SpeculationOptions,
     params: SamplingParams,
     prediction: str | None = None,
+    grammar: Structured | None = None,
 ) -> Session:
     """Loads a model, after the cheap mistakes have been found, and says on stderr what is active.
 
@@ -125,7 +130,7 @@ def open_session(
         f"forerun: {model} on {engine.backend}, quant {engine.quant}, kv {engine.kv}; speculation {active}, "
         f"verify {speculation.verify}; loaded in {time.perf_counter() - start:.2f} s"
     )
-    return Session(llm, params, active, speculation.verify, prediction)
+    return Session(llm, params, active, speculation.verify, prediction, grammar)
 
 
 def closing_line(stats: Stats) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
 from forerun.models.bound import BindSettings, BoundModel
+from forerun.models.grammar import GrammarState
 from forerun.models.tokenizer import Tokenizer
 from forerun.ops.base import Executor
 from forerun.sampling.distribution import RowSampler
@@ -82,6 +83,7 @@ class DraftContext:
         prediction: ids of a text the caller expects, empty without one.
         salt: requests of one salt may learn from each other; others must not.
         slots: its place in the target's cache; None where no target runs.
+        grammar: how far the output is in the grammar that it must keep to; None without one. The engine advances it.
     """
 
     prompt_token_ids: Sequence[int]
@@ -93,6 +95,7 @@ class DraftContext:
     prediction: tuple[int, ...] = ()
     salt: str = ""
     slots: TargetSlots | None = None
+    grammar: GrammarState | None = None
 
     @property
     def partition(self) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from forerun.drafters.base import DrafterOptions
 from forerun.drafters.draft_model import DraftModelOptions
 from forerun.drafters.foreign import ForeignOptions
+from forerun.drafters.grammar import GrammarOptions
 from forerun.drafters.lookahead import LookaheadOptions
 from forerun.drafters.ngram import NgramOptions
 from forerun.drafters.prediction import PredictionOptions
@@ -34,6 +35,7 @@ REGISTRY: dict[str, type[DrafterOptions]] = {
         RecyclingOptions,
         LookaheadOptions,
         PredictionOptions,
+        GrammarOptions,
         SelfOptions,
         DraftModelOptions,
         ForeignOptions,
@@ -41,7 +43,7 @@ REGISTRY: dict[str, type[DrafterOptions]] = {
 }
 
 # What `auto` runs: drafters that cost next to nothing, so that having all of them loses nothing.
-AUTO = "suffix+prediction"
+AUTO = "suffix+prediction+grammar"
 QUOTE = '"'
 
 

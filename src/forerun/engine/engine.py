@@ -180,7 +180,8 @@ class Engine:
             # A page that others have written has no logits to read.
             reuses_prefix=params.prompt_logprobs is None,
         )
-        output = Output(request, TextStream(self._tokenizer, params.stop), self._tokenizer.vocab_size)
+        stream = TextStream(self._tokenizer, params.stop, shown_ids=request.shown_ids)
+        output = Output(request, stream, self._tokenizer.vocab_size)
         prompt_logprobs: list[TokenLogprob] | None = None if params.prompt_logprobs is None else []
         return Run(run_id, job, sequence, History(params, request.prompt_token_ids), output, prompt_logprobs)
 

@@ -22,8 +22,11 @@ from forerun.errors import ConfigError, RequestError
 from forerun.kv.pages import PageManager
 from forerun.models.bound import BindSettings, bind_model, open_model
 from forerun.models.chat_template import encode_chat
+from forerun.models.grammar import Grammar, GrammarCompiler
 from forerun.models.store import cache_dir
+from forerun.models.structured import Structured
 from forerun.models.tokenizer import check_text
+from forerun.models.tools import ToolFormat, tool_format
 from forerun.ops.base import Executor, KvType
 from forerun.sampling.distribution import RowSampler
 from forerun.types import Int32Array, SamplingParams, StepRecord, VerifyRule
@@ -107,6 +110,7 @@ class LLM:
         bound = bind_model(loaded, settings, max_len)
         self.tokenizer, self._chat_template = bound.tokenizer, bound.chat_template
         self.limits = Limits(config.vocab_size, max_len, frozenset(self.tokenizer.eos_ids))
+        self._compiler = GrammarCompiler(self.tokenizer, config.vocab_size)
         self.target: Executor = bound.executor
         pages = PageManager(bound.num_pages, keeps_prefixes=prefix_cache)
         sampler = _create_sampler(config.vocab_size)
@@ -126,6 +130,7 @@ class LLM:
         speculation: str | Speculation = "off",
         verify: VerifyRule = "coupled",
         prediction: str | None = None,
+        grammar: Structured | Grammar | None = None,
         on_step: OnStep | None = None,
     ) -> list[Completion]:
         """Continues one or several prompts, all together.
@@ -139,6 +144,9 @@ class LLM:
                 keep their law only, so they take no seed and report none.
             prediction: what the output is expected to look like, at least in part; it is tried, and changes nothing but
                 speed. Takes a speculation that uses it, `prediction` or `auto`.
+            grammar: what every output must look like, such as `Structured.json_schema({...})`. Until it is complete the
+                output ends at max_tokens alone, or at a stop string or id that it allows; where it is complete and
+                nothing may follow, it ends also before min_tokens.
             on_step: called with the record of every step of every request.
 
         Returns:
@@ -148,7 +156,8 @@ class LLM:
             RequestError: a prompt or a setting can't be served; nothing has been generated then.
         """
         expected = self._encode_prediction(prediction, speculation)
-        requests = [self._prepare(self.encode(prompt), params, verify, expected) for prompt in _as_list(prompts)]
+        form = self._grammar(grammar)
+        requests = [self._prepare(self.encode(prompt), params, verify, expected, form) for prompt in _as_list(prompts)]
         speculator = self.speculator(speculation, verify)
         return self._complete([Job(request, speculator) for request in requests], on_step)
 
@@ -160,6 +169,7 @@ class LLM:
         speculation: str | Speculation = "off",
         verify: VerifyRule = "coupled",
         prediction: str | None = None,
+        grammar: Structured | Grammar | None = None,
         on_step: OnStep | None = None,
     ) -> Completion:
         """Answers a conversation, written as the model's chat template has it; arguments as for `generate`.
@@ -171,7 +181,7 @@ class LLM:
             RequestError: the model has no chat template, the template refuses the messages, or as for `generate`.
         """
         expected = self._encode_prediction(prediction, speculation)
-        request = self._prepare(self.encode_messages(messages), params, verify, expected)
+        request = self._prepare(self.encode_messages(messages), params, verify, expected, self._grammar(grammar))
         [completion] = self._complete([Job(request, self.speculator(speculation, verify))], on_step)
         return completion
 
@@ -183,6 +193,7 @@ class LLM:
         speculation: str | Speculation = "off",
         verify: VerifyRule = "coupled",
         prediction: str | None = None,
+        grammar: Structured | Grammar | None = None,
         on_step: OnStep | None = None,
     ) -> Iterator[StreamEvent]:
         """The same for one prompt or one conversation, an event per step; the last one holds the completion.
@@ -190,7 +201,8 @@ class LLM:
         A bad request is refused by this call itself, not by the first event. Closing the iterator ends the request.
         """
         ids = self.encode_messages(prompt) if _is_messages(prompt) else self.encode(prompt)  # type: ignore[arg-type]
-        request = self._prepare(ids, params, verify, self._encode_prediction(prediction, speculation))
+        expected = self._encode_prediction(prediction, speculation)
+        request = self._prepare(ids, params, verify, expected, self._grammar(grammar))
         return self._events(Job(request, self.speculator(speculation, verify)), on_step)
 
     def job(
@@ -205,6 +217,8 @@ class LLM:
         k: int | None = None,
         priority: int = 0,
         salt: str = "",
+        grammar: Structured | Grammar | None = None,
+        shown_ids: frozenset[int] = frozenset(),
     ) -> Job:
         """A request for `engine`, for those who drive it themselves; arguments as for `generate`.
 
@@ -213,13 +227,13 @@ class LLM:
             k: nodes per step at most, 0 for none; None leaves it to the controller.
             priority: lower ones run first, and of equal ones those that came first.
             salt: requests share what the cache and the drafters hold with those of the same salt only.
+            shown_ids: control tokens whose names are part of the text, such as `tool_format.shown_ids`.
 
         Raises:
             RequestError: something can't be served.
         """
-        request = self._prepare(
-            prompt_token_ids, params, verify, self._encode_prediction(prediction, speculation), salt
-        )
+        expected, form = self._encode_prediction(prediction, speculation), self._grammar(grammar)
+        request = self._prepare(prompt_token_ids, params, verify, expected, form, salt, shown_ids)
         speculator = self.speculator(speculation, verify)
         names = [source.name for source in speculator.sources] if speculator is not None else []
         if method is not None and method not in names:
@@ -242,12 +256,17 @@ class LLM:
     def encode_messages(
         self,
         messages: Messages,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         add_generation_prompt: bool = True,
         extra: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
     ) -> list[int]:
         """The ids of a conversation, up to where the answer begins; arguments as for `encode_chat`.
+
+        Args:
+            messages: mappings with `role` and `content`.
+            tools: functions that the model may call, as OpenAI's API has them.
 
         Raises:
             RequestError: the model has no chat template, or the template refuses the messages.
@@ -258,6 +277,7 @@ class LLM:
             self.tokenizer,
             self._chat_template,
             messages,
+            tools=tools,
             add_generation_prompt=add_generation_prompt,
             extra=extra,
             continue_final_message=continue_final_message,
@@ -284,10 +304,25 @@ class LLM:
         except ConfigError as error:
             raise RequestError(str(error), "speculation") from error
 
+    def compile_grammar(self, wanted: Structured) -> Grammar:
+        """The grammar of an output, made on first use and kept; what the methods above do with a `Structured`.
+
+        The first one of a model takes longer, since it reads the vocabulary. Any thread may call this.
+
+        Raises:
+            RequestError: it is malformed, asks for something unsupported, or takes more work than is allowed.
+        """
+        return self._compiler.compile(wanted)
+
     @property
     def has_chat_template(self) -> bool:
         """Whether conversations can be answered."""
         return self._chat_template is not None
+
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model writes calls of tools; None where it knows none."""
+        return None if self._chat_template is None else tool_format(self._chat_template.source, self.tokenizer)
 
     @property
     def datastore_name(self) -> str:
@@ -322,10 +357,23 @@ class LLM:
         params: SamplingParams | None,
         rule: VerifyRule,
         prediction: TokenIds,
+        grammar: Grammar | None,
         salt: str = "",
+        shown_ids: frozenset[int] = frozenset(),
     ) -> Request:
-        params = params or SamplingParams()
-        return prepare(prompt_token_ids, params, rule, self.limits, prediction=prediction, salt=salt)
+        return prepare(
+            prompt_token_ids,
+            params or SamplingParams(),
+            rule,
+            self.limits,
+            prediction=prediction,
+            salt=salt,
+            grammar=grammar,
+            shown_ids=shown_ids,
+        )
+
+    def _grammar(self, wanted: Structured | Grammar | None) -> Grammar | None:
+        return self.compile_grammar(wanted) if isinstance(wanted, Structured) else wanted
 
     def _events(self, job: Job, on_step: OnStep | None) -> Iterator[StreamEvent]:
         with closing(self.engine.run(job)) as events:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forerun.errors import RequestError
+from forerun.models.grammar import Grammar
 from forerun.models.tokenizer import check_text
 from forerun.sampling.distribution import argmax_suffices
 from forerun.types import MAX_GENERATED_SEED, SamplingParams, VerifyRule
@@ -44,6 +45,8 @@ class Request:
         is_argmax: whether every token is the argmax of its raw row, as long as no id is banned.
         prediction: ids of the text that the caller expects, empty without one.
         salt: it shares what the cache and the drafters hold with requests of the same salt only.
+        grammar: what the output must look like; None leaves it free.
+        shown_ids: control tokens whose names are part of the text, such as those that mark tool calls.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -56,6 +59,8 @@ class Request:
     is_argmax: bool
     prediction: tuple[int, ...] = ()
     salt: str = ""
+    grammar: Grammar | None = None
+    shown_ids: frozenset[int] = frozenset()
 
 
 def prepare(
@@ -66,6 +71,8 @@ def prepare(
     noise_key: int | None = None,
     prediction: Sequence[int] = (),
     salt: str = "",
+    grammar: Grammar | None = None,
+    shown_ids: frozenset[int] = frozenset(),
 ) -> Request:
     """Checks a request and settles what it leaves open.
 
@@ -77,11 +84,14 @@ def prepare(
         noise_key: the noise key instead of a drawn one; how a rule that refuses seeds is made repeatable.
         prediction: ids of the text that the caller expects.
         salt: requests of one salt may learn from each other; others must not.
+        grammar: what the output must look like.
+        shown_ids: control tokens whose names are part of the text.
 
     Raises:
         RequestError: the prompt is empty, has an id outside the vocabulary or leaves no room for a token, the
             prediction has such an id or is longer than the context limit, a parameter names an id outside the
-            vocabulary, a stop string is no valid Unicode, the rule is unknown, or it can't honour the seed.
+            vocabulary, a stop string is no valid Unicode, the rule is unknown or can't honour the seed, or a grammar
+            meets ignore_eos.
     """
     prompt = _checked_prompt(prompt_token_ids, limits)
     expected = _checked_prediction(prediction, limits)
@@ -93,6 +103,11 @@ def prepare(
         _check_id(token_id, limits.vocab_size, f"stop_token_ids[{index}]", "stop_token_ids")
     if rule not in RULES:
         raise RequestError(f"verify is {rule!r}, but must be one of: {', '.join(RULES)}", "verify")
+    if grammar is not None and params.ignore_eos:
+        raise RequestError(
+            f"ignore_eos is set, but the output ends where its {grammar.wanted.title} does; leave out one of them",
+            "ignore_eos",
+        )
     key, seed = _key_and_seed(params, rule, noise_key)
     room = limits.max_model_len - len(prompt)
     return Request(
@@ -106,6 +121,8 @@ def prepare(
         is_argmax=argmax_suffices(params),
         prediction=expected,
         salt=salt,
+        grammar=grammar,
+        shown_ids=shown_ids,
     )
 
 

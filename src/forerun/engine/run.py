@@ -12,6 +12,7 @@ from forerun.engine.jobs import Job
 from forerun.engine.output import Output
 from forerun.engine.request import Request
 from forerun.engine.sequence import Sequence
+from forerun.models.grammar import GrammarState
 from forerun.sampling.history import History
 from forerun.types import MAX_DRAFT_NODES, StepRecord, TokenLogprob
 from forerun.verify import drafting_stream
@@ -45,6 +46,7 @@ class Run:
         output: stop handling and text.
         prompt_logprobs: of the prompt's tokens but the first, as far as they are known; None unless asked for.
         planner: its drafters; None for plain decoding, and until it runs.
+        grammar: how far the output is in the request's grammar; None without one, and until it runs.
         num_steps: steps that gave it tokens.
         tally: counts.
     """
@@ -56,6 +58,7 @@ class Run:
     output: Output
     prompt_logprobs: list[TokenLogprob] | None
     planner: Planner | None = None
+    grammar: GrammarState | None = None
     has_started: bool = False
     num_steps: int = 0
     tally: Tally = field(default_factory=Tally)
@@ -87,7 +90,7 @@ class Run:
         return most if self.job.k is None else min(most, self.job.k)
 
     def start(self) -> None:
-        """Called when it gets pages for the first time: opens its drafters.
+        """Called when it gets pages for the first time: opens its grammar and its drafters.
 
         Raises:
             RequestError: a drafter can't do what the request asks for.
@@ -95,6 +98,8 @@ class Run:
         self.has_started = True
         self.tally.queue_s = time.perf_counter() - self.tally.submitted_s
         request, job = self.request, self.job
+        if request.grammar is not None:
+            self.grammar = request.grammar.open()
         # The prompt gives the first token, and a step that may emit one only drafts nothing.
         if job.speculator is None or job.k == 0 or request.max_len - len(request.prompt_token_ids) < 3:
             return
@@ -108,12 +113,13 @@ class Run:
             prediction=request.prediction,
             salt=request.salt,
             slots=self.sequence,
+            grammar=self.grammar,
         )
         self.planner = job.speculator.open(context, job.method)
 
     def close(self) -> None:
         """Gives everything back; may be called again."""
-        planner, self.planner = self.planner, None
+        planner, self.planner, self.grammar = self.planner, None, None
         try:
             if planner is not None:
                 planner.close()

@@ -25,7 +25,7 @@ from forerun.engine.run import Run
 from forerun.engine.scheduler import Turn
 from forerun.errors import EngineFault, ForerunError
 from forerun.ops.base import Executor
-from forerun.sampling.distribution import NO_IDS, Law, RowSampler
+from forerun.sampling.distribution import NO_IDS, Law, RowSampler, count_allowed, is_allowed
 from forerun.types import (
     Draft,
     ForwardOutput,
@@ -33,6 +33,7 @@ from forerun.types import (
     StepRecord,
     StepTimings,
     TokenLogprob,
+    UInt32Array,
     Verdict,
     VerifyRule,
 )
@@ -251,17 +252,23 @@ def _as_fault(error: Exception) -> ForerunError:
 def law_at(run: Run, draft: Draft, rows: ForwardOutput, sampler: RowSampler) -> Callable[[int], Law]:
     """The law of the token after a node, -1 being the root; computed when the rule asks for it.
 
-    Penalties and bans follow the node's own path, as if its tokens had been emitted.
+    Penalties, bans and grammar follow the node's own path, as if its tokens had been emitted.
     """
-    request = run.request
+    request, grammar = run.request, run.grammar
     is_free_to_end = not request.end_ids or run.sequence.num_output_tokens >= request.params.min_tokens
-    if request.is_argmax and is_free_to_end:
+    if request.is_argmax and is_free_to_end and grammar is None:
         return ArgmaxLaws(rows.argmax_ids)
 
     def law(node: int) -> Law:
         path_ids = _path_ids(draft, node)
-        banned_ids = _banned_ids(run, len(path_ids))
-        return sampler.law(rows.logits[node + 1], request.params, run.history.along(path_ids), banned_ids)
+        allowed = None if grammar is None else grammar.mask_after(path_ids)
+        banned_ids = _banned_ids(run, len(path_ids), allowed)
+        if allowed is not None and request.is_argmax and not len(banned_ids):
+            # The largest logit of all is the largest of those that are allowed, where it is one of them.
+            argmax_id = rows.argmax_ids[node + 1]
+            if is_allowed(allowed, argmax_id):
+                return Law.point(argmax_id)
+        return sampler.law(rows.logits[node + 1], request.params, run.history.along(path_ids), banned_ids, allowed)
 
     return law
 
@@ -275,11 +282,17 @@ def _path_ids(draft: Draft, node: int) -> tuple[int, ...]:
     return tuple(reversed(path))
 
 
-def _banned_ids(run: Run, path_len: int) -> Int32Array:
-    """Ids that must not follow a path: those that end the output, until min_tokens are out."""
+def _banned_ids(run: Run, path_len: int, allowed: UInt32Array | None) -> Int32Array:
+    """Ids that must not follow a path: those that end the output, until min_tokens are out.
+
+    Where a grammar allows nothing else, they may follow all the same: it goes before min_tokens.
+    """
     if run.sequence.num_output_tokens + path_len >= run.request.params.min_tokens:
         return NO_IDS
-    return np.array(sorted(run.request.end_ids), np.int32)
+    end_ids = run.request.end_ids
+    if allowed is not None and count_allowed(allowed) == sum(is_allowed(allowed, end_id) for end_id in end_ids):
+        return NO_IDS
+    return np.array(sorted(end_ids), np.int32)
 
 
 def _emit(
@@ -307,5 +320,7 @@ def _commit(run: Run, verdict: Verdict, emitted: tuple[int, ...], target: Execut
         src, dst = np.ascontiguousarray(slots.T)
         target.move_slots(sequence.page_table, src, dst)
     sequence.commit(emitted, num_cached=len(kept))
+    if run.grammar is not None:
+        run.grammar.advance(emitted)
     for token_id in emitted:
         run.history.append(token_id)

@@ -9,6 +9,7 @@ written by the template.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -53,6 +54,10 @@ class ChatTemplate:
         source: Jinja source.
         bos_token: text of the begin token, as the template may write it.
         eos_token: text of the end token.
+
+    Attributes:
+        source: as given.
+
     Raises:
         LoadError: the source is not a template; says where.
     """
@@ -62,6 +67,7 @@ class ChatTemplate:
             raise LoadError(
                 f"tokenizer.chat_template has {len(source)} characters, more than the {MAX_SOURCE_CHARS} that are read"
             )
+        self.source = source
         self._template = _compile(source)
         self._fixed = {"bos_token": bos_token, "eos_token": eos_token}
 
@@ -96,6 +102,7 @@ class ChatTemplate:
             messages: the conversation. `content` is a string or a list of text parts, which are joined as they are;
                 an assistant's may be None or missing, which is the empty string. Other keys that are None count as
                 missing. What an assistant thought may be called `reasoning_content`, `thinking` or `reasoning`.
+                Arguments of its tool calls may be objects or their JSON texts.
             add_generation_prompt: end with the beginning of an assistant's turn.
             tools: JSON schemas, for templates that show them.
             extra: further variables, by the names that the template knows.
@@ -265,7 +272,35 @@ def _plain_message(name: str, message: Mapping[str, Any]) -> dict[str, Any]:
     if content is None and role == "assistant":
         content = ""
     given = {key: value for key, value in message.items() if value is not None}
+    if "tool_calls" in given:
+        given["tool_calls"] = _plain_calls(f"{name}.tool_calls", given["tool_calls"])
     return _with_reasoning(given | {"content": _plain_content(f"{name}.content", content)})
+
+
+def _plain_calls(name: str, calls: Any) -> list[Any]:
+    """Calls with arguments as objects, which templates print; a conversation has them as JSON texts (F043)."""
+    if not isinstance(calls, Sequence) or isinstance(calls, str):
+        raise RequestError(f"{name} is of type {type(calls).__name__}, but must be a list of calls", "messages")
+    return [_plain_call(f"{name}[{i}]", call) for i, call in enumerate(calls)]
+
+
+def _plain_call(name: str, call: Any) -> dict[str, Any]:
+    if not isinstance(call, Mapping):
+        raise RequestError(f"{name} is of type {type(call).__name__}, but must be an object", "messages")
+    if "function" in call:
+        return {**call, "function": _plain_call(f"{name}.function", call["function"])}
+    arguments = call.get("arguments")
+    if not isinstance(arguments, str):
+        return dict(call)
+    try:
+        value = json.loads(arguments) if arguments.strip() else {}
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise RequestError(
+            f"{name}.arguments is {shown(arguments)}, but must be the JSON text of an object", "messages"
+        )
+    return {**call, "arguments": value}
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:

@@ -23,12 +23,20 @@ class Detokenizer:
     Args:
         tokenizer: knows the tokens' bytes.
         skip_special: leave control tokens out.
+        shown_ids: control tokens whose names stay all the same.
         continues: the tokens continue a prompt, so that a leading space is theirs (F028); as for `decode`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, continues: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special: bool = True,
+        shown_ids: frozenset[int] = frozenset(),
+        continues: bool = True,
+    ) -> None:
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids if skip_special else frozenset[int]()
+        self._skipped = tokenizer.special_ids - shown_ids if skip_special else frozenset[int]()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._is_inside = False  # a character of which the decoder has the first bytes
         self._drops_space = not continues and tokenizer.drops_space
@@ -123,8 +131,15 @@ class TextStream:
         is_stopped: a stop string is complete; the text before it has all been given out.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Iterable[str] = (), *, skip_special: bool = True) -> None:
-        self._detokenizer = Detokenizer(tokenizer, skip_special=skip_special)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: Iterable[str] = (),
+        *,
+        skip_special: bool = True,
+        shown_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self._detokenizer = Detokenizer(tokenizer, skip_special=skip_special, shown_ids=shown_ids)
         self._matcher = StopMatcher(stop)
         self._has_stops = bool(self._matcher.stop)
         self.is_stopped = False

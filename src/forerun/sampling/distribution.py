@@ -5,7 +5,7 @@ From a row's raw float32 logits, in this order, in float64:
 1. `logit_bias` is added.
 2. Ids seen in prompt, output or path: x / r if x > 0 else x * r, with r the repetition penalty; then, for ids seen in
    output or path, minus the presence penalty, minus the frequency penalty times the number of occurrences.
-3. Banned ids become -inf.
+3. Banned ids, and those that a mask of allowed ids leaves out, become -inf.
 4. Greedy: all mass on the largest x, ties to the lowest id, and nothing below applies. Else
    w = exp((x - max x) (1 / T)).
 5. top-k keeps the k largest x, ties to the lowest ids (off at 0 and from the vocabulary's size on).
@@ -28,9 +28,18 @@ import numpy as np
 from forerun.errors import EngineFault
 from forerun.sampling.history import PathHistory, uses_history
 from forerun.sampling.noise import Stream
-from forerun.types import MAX_DRAFT_NODES, Float32Array, Float64Array, Int32Array, SamplingParams, TokenLogprob
+from forerun.types import (
+    MAX_DRAFT_NODES,
+    Float32Array,
+    Float64Array,
+    Int32Array,
+    SamplingParams,
+    TokenLogprob,
+    UInt32Array,
+)
 
 NO_IDS: Int32Array = np.empty(0, np.int32)
+MASK_BITS = 32  # ids per word of a mask of allowed ids
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,7 +156,12 @@ class RowSampler(Protocol):
     vocab_size: int
 
     def law(
-        self, logits_V: Float32Array, params: SamplingParams, history: PathHistory, banned_ids: Int32Array = NO_IDS
+        self,
+        logits_V: Float32Array,
+        params: SamplingParams,
+        history: PathHistory,
+        banned_ids: Int32Array = NO_IDS,
+        allowed: UInt32Array | None = None,
     ) -> Law:
         """The law of the next token, as long as the row keeps its contents; see `Law`.
 
@@ -156,9 +170,12 @@ class RowSampler(Protocol):
             params: the request's parameters.
             history: what precedes the token on its own path.
             banned_ids: [N] int32, ids that must not follow.
+            allowed: [ceil(V / 32)] uint32, a bit per id that is set where the id may follow: bit i % 32 of word
+                i // 32. Bits beyond the vocabulary mean nothing. None allows all ids.
 
         Raises:
-            EngineFault: the row holds NaN or +inf, nothing is allowed, or an id lies outside the vocabulary.
+            EngineFault: the row holds NaN or +inf, nothing is allowed, an id lies outside the vocabulary, or the mask
+                has another number of words.
         """
 
     def sample(self, law: Law, key: int, pos: int, stream: Stream = Stream.SHARED, committed_len: int = 0) -> Race:
@@ -226,6 +243,29 @@ def check_count(count: int) -> None:
     """Raises EngineFault unless that many ids can be drawn at once."""
     if not 1 <= count <= MAX_DRAFT_NODES:
         raise EngineFault(f"{count} ids can't be drawn at once, only 1 to {MAX_DRAFT_NODES}")
+
+
+def num_mask_words(vocab_size: int) -> int:
+    """Words of a mask of allowed ids."""
+    return -(-vocab_size // MASK_BITS)
+
+
+def check_mask(allowed: UInt32Array, vocab_size: int) -> None:
+    """Raises ValueError for a mask of another length than the vocabulary takes."""
+    if len(allowed) != num_mask_words(vocab_size):
+        raise ValueError(
+            f"the mask of allowed ids has {len(allowed)} words, but the vocabulary takes {num_mask_words(vocab_size)}"
+        )
+
+
+def is_allowed(allowed: UInt32Array, token_id: int) -> bool:
+    """The bit of an id."""
+    return bool(allowed.item(token_id // MASK_BITS) >> token_id % MASK_BITS & 1)
+
+
+def count_allowed(allowed: UInt32Array) -> int:
+    """How many bits are set, those beyond the vocabulary included."""
+    return int.from_bytes(allowed.tobytes(), "little").bit_count()
 
 
 def check_token_ids(token_ids: Iterable[int], vocab_size: int) -> None:

@@ -9,11 +9,12 @@ import numpy as np
 import forerun._native as _native
 from forerun.errors import EngineFault
 from forerun.sampling import noise
-from forerun.sampling.distribution import NO_IDS, Law, Race, check_count, check_token_ids, is_cut
+from forerun.sampling.distribution import NO_IDS, Law, Race, check_count, check_mask, check_token_ids, is_cut
 from forerun.sampling.history import PathHistory, uses_history
 from forerun.sampling.noise import Stream
-from forerun.types import Float32Array, Float64Array, Int32Array, SamplingParams, TokenLogprob
+from forerun.types import Float32Array, Float64Array, Int32Array, SamplingParams, TokenLogprob, UInt32Array
 
+_NO_MASK: UInt32Array = np.empty(0, np.uint32)
 _MAX_PREPARED = 1024  # requests whose prepared parameters are remembered
 
 
@@ -98,29 +99,53 @@ class NativeSampler:
         self._prepared: dict[int, _Prepared] = {}
 
     def law(
-        self, logits_V: Float32Array, params: SamplingParams, history: PathHistory, banned_ids: Int32Array = NO_IDS
+        self,
+        logits_V: Float32Array,
+        params: SamplingParams,
+        history: PathHistory,
+        banned_ids: Int32Array = NO_IDS,
+        allowed: UInt32Array | None = None,
     ) -> Law:
         """See `RowSampler.law`."""
         try:
             prepared = self._prepare(params)
-            if prepared.is_plain and len(banned_ids) == 0:
+            if prepared.is_plain and len(banned_ids) == 0 and allowed is None:
                 return RowLaw(self._native.row_law(logits_V, params.temperature), self.vocab_size)
-            return self._written_law(logits_V, prepared, history, banned_ids)
+            if allowed is None:
+                allowed = _NO_MASK
+            else:
+                check_mask(allowed, self.vocab_size)
+            return self._written_law(logits_V, prepared, history, banned_ids, allowed)
         except ValueError as error:
             raise EngineFault(f"the row of position {history.num_tokens}: {error}") from None
 
     def _written_law(
-        self, logits_V: Float32Array, prepared: _Prepared, history: PathHistory, banned_ids: Int32Array
+        self,
+        logits_V: Float32Array,
+        prepared: _Prepared,
+        history: PathHistory,
+        banned_ids: Int32Array,
+        allowed: UInt32Array,
     ) -> Law:
         base = history.base
         path_ids = np.array(history.path_ids, np.int32) if base.is_counting and history.path_ids else NO_IDS
         # A law that nothing cuts is written where the caller gets it.
         weights_V = self._weights_V if prepared.is_cut else np.empty(self.vocab_size)
         num_kept, has_ids, total = self._native.law(
-            logits_V, prepared.native, base.ids, base.output_counts, path_ids, banned_ids, self._ids_V, weights_V
+            logits_V,
+            prepared.native,
+            base.ids,
+            base.output_counts,
+            path_ids,
+            banned_ids,
+            allowed,
+            self._ids_V,
+            weights_V,
         )
         if not has_ids:
             return Law(None, weights_V, total)
+        if num_kept == 1:
+            return Law.point(self._ids_V.item(0))
         return Law(self._ids_V[:num_kept].copy(), weights_V[:num_kept].copy(), total)
 
     def sample(self, law: Law, key: int, pos: int, stream: Stream = Stream.SHARED, committed_len: int = 0) -> Race:

@@ -6,10 +6,10 @@ import numpy as np
 
 from forerun.errors import EngineFault
 from forerun.sampling import math64, noise
-from forerun.sampling.distribution import NO_IDS, Law, Race, check_count, check_token_ids, is_cut
+from forerun.sampling.distribution import NO_IDS, Law, Race, check_count, check_mask, check_token_ids, is_cut
 from forerun.sampling.history import PathHistory
 from forerun.sampling.noise import Stream
-from forerun.types import Float32Array, Float64Array, Int32Array, SamplingParams, TokenLogprob
+from forerun.types import BoolArray, Float32Array, Float64Array, Int32Array, SamplingParams, TokenLogprob, UInt32Array
 
 
 class ReferenceSampler:
@@ -23,11 +23,16 @@ class ReferenceSampler:
         self.vocab_size = vocab_size
 
     def law(
-        self, logits_V: Float32Array, params: SamplingParams, history: PathHistory, banned_ids: Int32Array = NO_IDS
+        self,
+        logits_V: Float32Array,
+        params: SamplingParams,
+        history: PathHistory,
+        banned_ids: Int32Array = NO_IDS,
+        allowed: UInt32Array | None = None,
     ) -> Law:
         """See `RowSampler.law`."""
         try:
-            x_V = processed_logits(logits_V, self.vocab_size, params, history, banned_ids)
+            x_V = processed_logits(logits_V, self.vocab_size, params, history, banned_ids, allowed)
         except ValueError as error:
             raise EngineFault(f"the row of position {history.num_tokens}: {error}") from None
         if params.is_greedy:
@@ -110,7 +115,12 @@ def _ratios(law: Law, key: int, pos: int, stream: Stream, committed_len: int) ->
 
 
 def processed_logits(
-    logits_V: Float32Array, vocab_size: int, params: SamplingParams, history: PathHistory, banned_ids: Int32Array
+    logits_V: Float32Array,
+    vocab_size: int,
+    params: SamplingParams,
+    history: PathHistory,
+    banned_ids: Int32Array,
+    allowed: UInt32Array | None = None,
 ) -> Float64Array:
     """Steps 1 to 3 of `sampling.distribution`: [V] float64 with at least one finite entry.
 
@@ -121,6 +131,7 @@ def processed_logits(
     check_token_ids(list(params.logit_bias), vocab_size)
     check_token_ids(list(counts), vocab_size)
     check_token_ids(banned_ids.tolist(), vocab_size)
+    unmasked_V = None if allowed is None else _unpacked(allowed, vocab_size)
     x_V = _widened(logits_V, vocab_size)
     for token_id, bias in params.logit_bias.items():
         x_V[token_id] += bias
@@ -132,8 +143,20 @@ def processed_logits(
             x = (x - params.presence_penalty) - params.frequency_penalty * count
         x_V[token_id] = x
     x_V[banned_ids] = -np.inf
+    if unmasked_V is not None:
+        x_V[~unmasked_V] = -np.inf
     _max_of(x_V)
     return x_V
+
+
+def _unpacked(allowed: UInt32Array, vocab_size: int) -> BoolArray:
+    """A mask of allowed ids as [V] bool."""
+    check_mask(allowed, vocab_size)
+    words = allowed.astype("<u4").view(np.uint8)
+    unmasked_V: BoolArray = np.unpackbits(words, bitorder="little")[:vocab_size].astype(np.bool_)
+    if not unmasked_V.any():
+        raise ValueError("the mask of allowed ids allows no token")
+    return unmasked_V
 
 
 def _widened(logits_V: Float32Array, vocab_size: int) -> Float64Array:
