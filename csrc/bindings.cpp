@@ -136,13 +136,14 @@ NB_MODULE(_native, m) {
       .def(
           "__init__",
           [](Program* self, const std::string& isa, int num_threads, int vocab_size, int num_layers, int num_heads,
-             int num_kv_heads, int head_dim, int num_pages, int max_rows, bool is_kv_f32) {
-            const Geometry g{vocab_size, num_layers, num_heads, num_kv_heads, head_dim, num_pages, max_rows, is_kv_f32};
+             int num_kv_heads, int head_dim, int num_pages, int max_rows, bool is_kv_f32, int max_positions) {
+            const Geometry g{vocab_size, num_layers, num_heads, num_kv_heads, head_dim,
+                             num_pages,  max_rows,   is_kv_f32, max_positions};
             new (self) Program(g, num_threads, kernels_for(isa));
           },
           nb::arg("isa"), nb::arg("num_threads"), nb::arg("vocab_size"), nb::arg("num_layers"), nb::arg("num_heads"),
           nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("num_pages"), nb::arg("max_rows"),
-          nb::arg("is_kv_f32"))
+          nb::arg("is_kv_f32"), nb::arg("max_positions"))
       .def(
           "add_matrix",
           [](Program& p, const std::string& format, int outputs, int inputs, Vector<uint8_t> data,

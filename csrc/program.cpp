@@ -33,7 +33,7 @@ Program::Program(const Geometry& geometry, int num_threads, const KernelTable& k
 }
 
 int Program::add_rope(const std::vector<double>& inv_freq, double magnitude) {
-  const int half = static_cast<int>(inv_freq.size()), num_positions = geometry_.num_pages * kPageTokens;
+  const int half = static_cast<int>(inv_freq.size()), num_positions = geometry_.num_positions();
   if (half < 1 || 2 * half > geometry_.head_dim)
     throw std::invalid_argument("there must be a RoPE frequency per pair of a head, or fewer");
   for (const double freq : inv_freq)

@@ -1,6 +1,7 @@
 // A model as a list of instructions, replayed once per step by all threads of a pool. Further lists over the same
 // weights and cache are its variants.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -54,6 +55,8 @@ struct Geometry {
   int num_pages;
   int max_rows;
   bool is_kv_f32;
+  int max_positions = INT32_MAX;  // of one sequence; the cache may hold more, of several
+  int num_positions() const { return std::min(max_positions, num_pages * kPageTokens); }
 };
 
 // Numbers of a row, and so of anything that a row is multiplied with; a few together fit into an int.

@@ -27,6 +27,7 @@ void check_geometry(const Geometry& g) {
   require_size(g.num_kv_heads, 1 << 16, "the number of KV heads");
   require_size(g.head_dim, 1 << 16, "the head size");
   require_size(g.num_pages, INT32_MAX / kPageTokens, "the number of pages");
+  require_size(g.max_positions, INT32_MAX, "the number of positions");
   require_size(g.max_rows, 1 << 20, "the number of rows");
   if ((g.num_heads + 2 * int64_t{g.num_kv_heads}) * g.head_dim > kMaxWidth)
     throw std::invalid_argument("the heads together are wider than " + std::to_string(kMaxWidth));

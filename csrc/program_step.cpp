@@ -18,7 +18,7 @@ void Program::validate(const StepArgs& s) const {
   const int capacity = s.num_table_pages * kPageTokens;
   for (int i = 0; i < s.num_seqs * s.num_table_pages; i++)
     check(s.page_tables[i] >= 0 && s.page_tables[i] < geometry_.num_pages, "a page id is outside the pool");
-  const int max_position = geometry_.num_pages * kPageTokens;
+  const int max_position = geometry_.num_positions();
   for (int r = 0; r < s.num_rows; r++) {
     check(s.token_ids[r] >= 0 && s.token_ids[r] < geometry_.vocab_size, "a token id is outside the vocabulary");
     check(s.positions[r] >= 0 && s.positions[r] < max_position, "a position is outside the cache");

@@ -34,6 +34,7 @@ class Program:
         num_pages: int,
         max_rows: int,
         is_kv_f32: bool,
+        max_positions: int,
     ) -> None: ...
     def add_matrix(
         self, format: str, outputs: int, inputs: int, data: npt.NDArray[np.uint8], rows: Int32Array | None

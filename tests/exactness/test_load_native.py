@@ -125,8 +125,8 @@ def alone(path: Path) -> LLM:
 @pytest.mark.parametrize(
     "engine",
     [
-        {"threads": 1, "max_running": 16},
-        {"threads": 2, "chunk": 7, "max_running": 5},
+        {"threads": 1, "kv_tokens": 256, "max_running": 16},
+        {"threads": 2, "kv_tokens": 256, "chunk": 7, "max_running": 5},
         {"threads": 2, "kv_tokens": 2048, "max_running": 32},
     ],
     ids=["few pages", "few at once", "many"],

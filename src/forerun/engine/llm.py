@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,8 +21,10 @@ from forerun.engine.request import Limits, Request, prepare
 from forerun.engine.run import MAX_STEP_NODES
 from forerun.errors import ConfigError, RequestError
 from forerun.kv.pages import PageManager
+from forerun.machine import memory_bytes
 from forerun.models.bound import BindSettings, bind_model, open_model
 from forerun.models.chat_template import encode_chat
+from forerun.models.config import ModelConfig
 from forerun.models.grammar import Grammar, GrammarCompiler
 from forerun.models.store import cache_dir
 from forerun.models.structured import Structured
@@ -37,6 +40,9 @@ OnStep = Callable[[StepRecord], None]
 
 DEFAULT_CHUNK = 256
 MAX_CHUNK = 4096
+# Room for several requests, since they run together.
+KV_CONTEXTS = 4
+MAX_KV_SHARE = 0.25
 # Longer contexts are had by asking for them: KV storage for all of it is reserved when the model is loaded.
 DEFAULT_MAX_MODEL_LEN = 8192
 
@@ -58,8 +64,9 @@ class LLM:
         chunk: prompt tokens per target pass at most; None is DEFAULT_CHUNK.
         max_model_len: tokens of prompt and output at most; None is the model's context length, at most
             DEFAULT_MAX_MODEL_LEN.
-        kv_tokens: tokens that the KV cache holds, of all requests together; None is max_model_len, so that a single
-            request has room whatever its length.
+        kv_tokens: tokens that the KV cache holds, of all requests together; None is max_model_len on the torch backend,
+            and on the native one, where memory is taken as it is used, up to KV_CONTEXTS times as many, within
+            MAX_KV_SHARE of the machine's memory.
         max_running: requests that run at the same time at most; further ones wait.
         prefix_cache: keep what the KV cache holds of earlier texts as long as there is room, so that a text that
             begins like one of them, such as the next turn of a conversation, is computed from where they part.
@@ -100,13 +107,14 @@ class LLM:
             raise ConfigError(f"kv is {kv!r}, but must be one of: {', '.join(get_args(KvType))}")
         max_rows = max(chunk, MAX_STEP_NODES + 1)
         max_running = _in_range("max_running", max_running, DEFAULT_MAX_RUNNING, 1, max_rows)
-        settings = BindSettings(backend, device, quant, kv, threads, max_rows, kv_tokens or 0)
+        settings = BindSettings(backend, device, quant, kv, threads, max_rows)
         # Local on purpose: once the backend has packed the weights, the mapped file and what was converted may go.
         loaded = open_model(model, settings, max_model_len or DEFAULT_MAX_MODEL_LEN, progress)
         self.config = config = loaded.config
         default_len = min(config.context_length, DEFAULT_MAX_MODEL_LEN)
         max_len = _in_range("max_model_len", max_model_len, default_len, 2, config.context_length)
-        _in_range("kv_tokens", kv_tokens, max_len, max_len, None)
+        kv_tokens = _in_range("kv_tokens", kv_tokens, _default_kv_tokens(config, settings, max_len), max_len, None)
+        settings = replace(settings, kv_tokens=kv_tokens)
         bound = bind_model(loaded, settings, max_len)
         self.tokenizer, self._chat_template = bound.tokenizer, bound.chat_template
         self.limits = Limits(config.vocab_size, max_len, frozenset(self.tokenizer.eos_ids))
@@ -403,6 +411,14 @@ def _parse(speculation: str | Speculation) -> Speculation:
     except ConfigError as error:
         # The same mistake, made by the caller of one request.
         raise RequestError(str(error), "speculation") from error
+
+
+def _default_kv_tokens(config: ModelConfig, settings: BindSettings, max_len: int) -> int:
+    if settings.backend != "native":
+        return max_len
+    token_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * (4 if settings.kv == "f32" else 2)
+    most = int(MAX_KV_SHARE * memory_bytes()) // token_bytes
+    return max(max_len, min(KV_CONTEXTS * max_len, most))
 
 
 def _create_sampler(vocab_size: int) -> RowSampler:

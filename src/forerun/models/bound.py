@@ -109,6 +109,7 @@ def bind_model(loaded: LoadedModel, settings: BindSettings, max_len: int) -> Bou
         num_pages=num_pages,
         kv_type=settings.kv,
         num_threads=settings.threads,
+        max_len=max_len,
         device=settings.device,
     )
     with named(loaded.path):

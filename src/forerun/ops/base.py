@@ -89,6 +89,7 @@ class ExecutorConfig:
         num_pages: KV pages to reserve, of `PAGE_TOKENS` slots each.
         kv_type: how keys and values are stored.
         num_threads: threads to compute with; None leaves it to the backend.
+        max_len: positions of a sequence are below this; None allows as many as the cache has slots.
         device: `cpu`, or for the torch backend also `cuda` or `cuda:N`.
 
     Raises:
@@ -103,6 +104,7 @@ class ExecutorConfig:
     num_pages: int
     kv_type: KvType
     num_threads: int | None = None
+    max_len: int | None = None
     device: str = "cpu"
 
     def __post_init__(self) -> None:

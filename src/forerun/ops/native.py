@@ -103,6 +103,7 @@ class NativeExecutor:
                 num_pages=config.num_pages,
                 max_rows=config.max_rows,
                 is_kv_f32=config.kv_type == "f32",
+                max_positions=config.max_len or config.num_pages * PAGE_TOKENS,
             )
             recorder = Recorder()
             build(recorder)
