@@ -62,7 +62,7 @@ def test_a_chat_whole_and_streamed(client: Any, temperature: float) -> None:
 
 @pytest.mark.parametrize("fields", [{"temperature": 0}, {"seed": 5, "min_p": 0.1, "repetition_penalty": 1.1}])
 def test_speculation_changes_no_token(server: ServedProcess, fields: dict[str, Any]) -> None:
-    body = {"prompt": [PROMPT, "The sky is"], "max_tokens": 48, "return_token_ids": True, "logprobs": 2, "n": 2}
+    body = {"prompt": [PROMPT, "The sky is"], "max_tokens": 32, "return_token_ids": True, "logprobs": 2, "n": 2}
     body |= fields
     with_drafts = server.post("/v1/completions", body)
     without = server.post("/v1/completions", body | OFF)
@@ -110,7 +110,7 @@ def test_errors_reach_the_client_as_its_own(client: Any) -> None:
 
 
 def test_many_at_once_get_the_answers_they_get_alone(server: ServedProcess) -> None:
-    bodies = [{"prompt": f"{i} plus {i} is", "max_tokens": 24, "seed": i, "return_token_ids": True} for i in range(6)]
+    bodies = [{"prompt": f"{i} plus {i} is", "max_tokens": 16, "seed": i, "return_token_ids": True} for i in range(4)]
     alone = [server.post("/v1/completions", body)["choices"][0] for body in bodies]
     together: dict[int, Any] = {}
 
@@ -140,7 +140,7 @@ def test_F031_F072_a_closed_stream_frees_everything(server: ServedProcess, clien
 
 def test_health_answers_during_a_long_prompt(server: ServedProcess) -> None:
     thread = threading.Thread(
-        target=server.post, args=("/v1/completions", {"prompt": list(range(1000, 3000)), "max_tokens": 1})
+        target=server.post, args=("/v1/completions", {"prompt": list(range(1000, 2200)), "max_tokens": 1})
     )
     thread.start()
     assert server.status("/health") == 200
