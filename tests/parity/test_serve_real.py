@@ -155,3 +155,12 @@ def test_F063_drafting_shows(server: ServedProcess) -> None:
     text = server.get("/metrics")
     drafted = [line for line in text.splitlines() if "spec_decode_num_draft_tokens_total{" in line]
     assert any(float(line.split()[-1]) > 0 for line in drafted)
+
+
+def test_responses_whole_and_streamed(client: Any) -> None:
+    fields: dict[str, Any] = {"model": "first", "input": "Name a colour.", "max_output_tokens": 12, "temperature": 0}
+    whole = client.responses.create(**fields)
+    events = list(client.responses.create(**fields, stream=True))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+    assert events[-1].response.output_text == whole.output_text
+    assert events[-1].response.usage == whole.usage
