@@ -25,6 +25,9 @@ needs_demo = pytest.mark.skipif(
     [
         (("demo", "--spec", "ngrm"), "'ngrm' is unknown"),
         (("demo", "--no-speculation", "--spec", "auto"), "choose one way"),
+        (("demo", "-md", "x.gguf", "--spec-type", "ngram"), "has no setting model"),
+        (("demo", "--num-speculative-tokens", "3"), "no drafter is named"),
+        (("demo", "--speculative-config", '{"metod": "ngram"}'), "did you mean 'method'"),
         (("demo", "--host", "256.0.0.1"), "can't listen on 256.0.0.1"),
         (("no-such-model",), "no-such-model"),
         (("demo", "--max-queu", "3"), "--max-queu"),
@@ -37,6 +40,14 @@ def test_a_wrong_setting_ends_it_in_words(arguments: tuple[str, ...], words: str
     assert code == 2
     assert words in log
     assert "Traceback" not in log
+
+
+@pytest.mark.parametrize("name", ["FORERUN_SPEC", "FORERUN_SERVE_SPEC"])
+def test_the_environment_counts_where_no_flag_does(name: str) -> None:
+    with ServedProcess("demo", **{name: "ngrm"}) as process:
+        assert "'ngrm' is unknown" in process.end()[1]
+    with ServedProcess("demo", "--spec", "sufix", **{name: "ngrm"}) as process:
+        assert "'sufix' is unknown" in process.end()[1]
 
 
 def test_a_bad_value_in_the_environment_is_an_error() -> None:

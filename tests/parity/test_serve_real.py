@@ -62,7 +62,7 @@ def test_a_chat_whole_and_streamed(client: Any, temperature: float) -> None:
 
 @pytest.mark.parametrize("fields", [{"temperature": 0}, {"seed": 5, "min_p": 0.1, "repetition_penalty": 1.1}])
 def test_speculation_changes_no_token(server: ServedProcess, fields: dict[str, Any]) -> None:
-    body = {"prompt": [PROMPT, "The sky is"], "max_tokens": 48, "return_token_ids": True, "logprobs": 2, "n": 2}
+    body = {"prompt": [PROMPT, "The sky is"], "max_tokens": 32, "return_token_ids": True, "logprobs": 2, "n": 2}
     body |= fields
     with_drafts = server.post("/v1/completions", body)
     without = server.post("/v1/completions", body | OFF)
@@ -110,7 +110,7 @@ def test_errors_reach_the_client_as_its_own(client: Any) -> None:
 
 
 def test_many_at_once_get_the_answers_they_get_alone(server: ServedProcess) -> None:
-    bodies = [{"prompt": f"{i} plus {i} is", "max_tokens": 24, "seed": i, "return_token_ids": True} for i in range(6)]
+    bodies = [{"prompt": f"{i} plus {i} is", "max_tokens": 16, "seed": i, "return_token_ids": True} for i in range(4)]
     alone = [server.post("/v1/completions", body)["choices"][0] for body in bodies]
     together: dict[int, Any] = {}
 
@@ -140,7 +140,7 @@ def test_F031_F072_a_closed_stream_frees_everything(server: ServedProcess, clien
 
 def test_health_answers_during_a_long_prompt(server: ServedProcess) -> None:
     thread = threading.Thread(
-        target=server.post, args=("/v1/completions", {"prompt": list(range(1000, 3000)), "max_tokens": 1})
+        target=server.post, args=("/v1/completions", {"prompt": list(range(1000, 2200)), "max_tokens": 1})
     )
     thread.start()
     assert server.status("/health") == 200
@@ -155,3 +155,12 @@ def test_F063_drafting_shows(server: ServedProcess) -> None:
     text = server.get("/metrics")
     drafted = [line for line in text.splitlines() if "spec_decode_num_draft_tokens_total{" in line]
     assert any(float(line.split()[-1]) > 0 for line in drafted)
+
+
+def test_responses_whole_and_streamed(client: Any) -> None:
+    fields: dict[str, Any] = {"model": "first", "input": "Name a colour.", "max_output_tokens": 12, "temperature": 0}
+    whole = client.responses.create(**fields)
+    events = list(client.responses.create(**fields, stream=True))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+    assert events[-1].response.output_text == whole.output_text
+    assert events[-1].response.usage == whole.usage

@@ -336,12 +336,13 @@ def fails_after(num_steps: int, error: ForerunError) -> Any:
     ("error", "status"), [(EngineFault("broken"), 500), (RequestError("too few pages", "prompt"), 400)]
 )
 @pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("path", [CHAT_PATH, TEXT_PATH])
 @asynchronous
 async def test_F032_an_error_before_the_first_token_is_a_response(
-    error: ForerunError, status: int, is_stream: bool
+    error: ForerunError, status: int, is_stream: bool, path: str
 ) -> None:
     async with FakeServer(fails_after(0, error)) as server:
-        reply = await call(server.app, TEXT_PATH, TEXT | {"stream": is_stream})
+        reply = await call(server.app, path, (CHAT if path == CHAT_PATH else TEXT) | {"stream": is_stream})
     assert reply.status == status
     assert str(error) in reply.error["message"]
 

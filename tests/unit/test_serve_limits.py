@@ -78,6 +78,7 @@ async def test_more_choices_than_ever_fit_are_no_matter_of_time() -> None:
 @asynchronous
 async def test_F074_a_stalled_reader_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "TICK_S", 0.01)
+    monkeypatch.setattr(hub_module, "MAX_UNREAD_PARTS", 10**9)
     settings = with_settings(send_timeout_s=0.05)
     async with FakeServer(say_forever(), settings, max_model_len=10**7) as server:
         stalled = Call(server.app, PATH, TEXT | {"stream": True})

@@ -362,6 +362,12 @@ def test_depth_of_nested_values() -> None:
         parse_json(b'{"a": 1, "b": ' + b"[" * 100 + b"]" * 100 + b"}")
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
+def test_numbers_that_json_does_not_have(number: str) -> None:
+    with pytest.raises(Problem, match=r"no number there|too large"):
+        parse_json(b'{"metadata": {"a": %s}}' % number.encode())
+
+
 def test_null_means_absent() -> None:
     fields = [name for name in ChatRequest.model_fields if name != "messages"]
     body = json.dumps(CHAT | dict.fromkeys(fields)).encode()

@@ -90,6 +90,7 @@ async def test_a_request_that_takes_longer_than_the_silence_is_answered() -> Non
 @asynchronous
 async def test_F074_a_socket_that_is_not_read_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "TICK_S", 0.02)
+    monkeypatch.setattr(hub_module, "MAX_UNREAD_PARTS", 10**9)
     fake = FakeServer(say_forever("abcdefgh " * 8), with_settings(send_timeout_s=0.2), max_model_len=10**8)
     async with listening(fake) as port:
         loop = asyncio.get_running_loop()

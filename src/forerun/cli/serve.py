@@ -197,6 +197,7 @@ def serve(
             path = resolve(model)
             served.identity = Identity(settings.model_names[0], fingerprint(path, chosen_isa()))
             llm = _load(path, engine, limits)
+            llm.speculator(settings.spec, settings.verify)  # which may have a model of its own to load
             served.facts = _facts(path, llm, engine)
             return llm
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from forerun.engine.completion import Completion, EmittedToken, StreamEvent
-from forerun.errors import ForerunError, RequestError
+from forerun.errors import ForerunError
 from forerun.serve.meter import Meter
 from forerun.serve.metrics import Metrics
 from forerun.serve.problems import Problem
@@ -234,7 +234,7 @@ class Hub:
                 job_id = worker.submit(job)
                 inbox.job_ids.append(job_id)
                 self._jobs[job_id] = (inbox, index)
-        except RequestError as error:
+        except ForerunError as error:
             inbox.close()
             raise Problem.of(error) from error
         return inbox

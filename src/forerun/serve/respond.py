@@ -21,10 +21,11 @@ from forerun.serve.hub import Inbox, Part
 from forerun.serve.logs import log_request
 from forerun.serve.problems import Problem
 
+Headers = list[tuple[bytes, bytes]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _KEEPALIVE = b": keep-alive\n\n"
-_STREAM_HEADERS = [
+_STREAM_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
@@ -37,7 +38,7 @@ async def send_problem(send: Send, problem: Problem) -> None:
     await send_json(send, problem.status, problem.encoded(), problem.headers)
 
 
-async def send_json(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+async def send_json(send: Send, status: int, body: bytes, headers: Headers | None = None) -> None:
     """A whole response."""
     length = (b"content-length", str(len(body)).encode())
     kind = (b"content-type", b"application/json")
@@ -119,9 +120,7 @@ class AnswerResponse(Response):
         body = answer.whole()
         length = (b"content-length", str(len(body)).encode())
         headers = [(b"content-type", b"application/json"), length]
-        self._is_begun = True
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._write(send, body, more=False)
+        await self._write(send, body, more=False, headers=headers)
 
     async def _stream(self, send: Send) -> None:
         answer, inbox = self._answer, self._inbox
@@ -136,7 +135,6 @@ class AnswerResponse(Response):
             self._has_first |= bool(parts)
             data += b"".join(map(answer.step, indices))
             if data or not parts:
-                await self._begin(send)
                 await self._write(send, data or _KEEPALIVE)
             if problem is not None:
                 raise problem
@@ -152,14 +150,13 @@ class AnswerResponse(Response):
             choices[part.choice] = None
         return list(choices), None
 
-    async def _begin(self, send: Send) -> None:
-        if not self._is_begun:
-            self._is_begun = True
-            await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-
-    async def _write(self, send: Send, data: bytes, more: bool = True) -> None:
+    async def _write(self, send: Send, data: bytes, more: bool = True, headers: Headers = _STREAM_HEADERS) -> None:
+        """Writes a part of the body, and what comes before it; the clock of the hub sees how long that takes."""
         inbox = self._inbox
         inbox.sending_since_s = time.monotonic()
+        if not self._is_begun:
+            self._is_begun = True
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": data, "more_body": more})
         inbox.sending_since_s = None
         inbox.quiet_since_s = time.monotonic()
