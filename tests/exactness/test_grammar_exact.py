@@ -18,6 +18,8 @@ from jsonschema import Draft202012Validator
 
 from forerun import LLM, Completion, RequestError, SamplingParams, Structured
 from forerun.drafters.spec import Speculation
+from forerun.engine.jobs import Job
+from forerun.engine.request import prepare
 from forerun.models.grammar import Grammar, GrammarCompiler
 from forerun.models.store import KNOWN_MODELS, path_of
 from forerun.sampling import make_sampler
@@ -218,6 +220,46 @@ def whole_law(grammar: Grammar, params: SamplingParams) -> dict[tuple[int, ...],
                 into[(*output, token_id)] = prob * p_V[token_id] / total
         open_outputs = longer
     return done
+
+
+def test_requests_that_run_together_keep_their_own_grammars() -> None:
+    """Also where pages are short, so that requests give them back and go on later."""
+    fake = FakeEngine(max_model_len=64, kv_tokens=64, sampler=make_sampler(VOCAB_SIZE))
+    requests, expected = [], []
+    forms = {**SMALL, "free": None, "long": Structured.regex("([a-p]{3}é){6,}")}
+    for seed, name in enumerate([*forms, *forms, "long", "long", "free"]):
+        form = forms[name]
+        grammar = None if form is None else COMPILER.compile(form)
+        params = SamplingParams(max_tokens=40, temperature=1.1, seed=seed)
+        requests.append(prepare([4, 7, *range(seed)], params, "coupled", fake.limits, grammar=grammar))
+        expected.append(fake.run([4, 7, *range(seed)], params, grammar=grammar).token_ids)
+    speculator = fake.speculator("ngram:k=4,min=1,policy=fixed+grammar:policy=fixed")
+    got: dict[int, tuple[int, ...]] = {}
+    for place, event in fake.engine.run(*(Job(request, speculator) for request in requests)):
+        if event.completion is not None:
+            got[place] = event.completion.token_ids
+    assert [got[place] for place in range(len(requests))] == expected
+    assert fake.engine.load.num_preemptions > 0
+
+
+def test_a_grammar_that_fails_ends_its_own_request_alone() -> None:
+    """It is found out in a step that others run in too."""
+    fake = FakeEngine(max_model_len=64, sampler=make_sampler(VOCAB_SIZE))
+    fails = COMPILER.compile(Structured.regex("(a|b){3}é{2}[.]"))  # this vocabulary has no full stop
+    works = COMPILER.compile(SMALL["choice"])
+    params = SamplingParams(max_tokens=25)
+    expected = fake.run(PROMPT, params, grammar=works).token_ids
+    ids = [
+        fake.engine.submit(Job(prepare(PROMPT, params, "coupled", fake.limits, grammar=grammar)))
+        for grammar in (works, fails, works)
+    ]
+    last: dict[int, Any] = {}
+    while fake.engine.has_work:
+        last |= dict(fake.engine.step())
+    assert isinstance(last[ids[1]], RequestError)
+    assert "none that this model's vocabulary can write" in str(last[ids[1]])
+    assert [last[i].completion.token_ids for i in (ids[0], ids[2])] == [expected] * 2
+    fake.engine.check_integrity()
 
 
 def test_min_tokens_waits_as_long_as_the_grammar_can(engine: FakeEngine) -> None:

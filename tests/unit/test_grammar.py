@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forerun.errors import EngineFault
+from forerun.errors import EngineFault, RequestError
 from forerun.models.grammar import GrammarCompiler, GrammarState
 from forerun.models.structured import Structured
+from forerun.models.tokenizer import Tokenizer
 from forerun.sampling.distribution import count_allowed, is_allowed
 from forerun.types import UInt32Array
-from tests.helpers.toy_spm import spm
-from tests.helpers.toy_vocab import TOY
+from tests.helpers.gguf_files import vocabulary
+from tests.helpers.toy_spm import UNUSED, spm
+from tests.helpers.toy_vocab import TOY, metadata
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -154,6 +156,23 @@ def test_forced_tokens_are_the_usual_ones() -> None:
     assert TOY.decode(forced, continues=True) == "the other"[: len(TOY.decode(forced, continues=True))]
     assert len(forced) > 1
     assert COMPILERS["no bytes"].compile(Structured.choice(["the"])).open().forced_ids() == ()
+
+
+def test_a_vocabulary_that_lacks_a_few_bytes_still_has_usual_tokens() -> None:
+    """Real ones lack control characters; only what may ask for one of them isn't forced."""
+    tokens, merges, types = vocabulary(330)
+    at = tokens.index(chr(256 + 4))
+    tokens[at], types[at] = "<|unused|>", UNUSED
+    gappy = Tokenizer.from_gguf(metadata(tokens=tokens, token_type=types, merges=merges))
+    compiler = GrammarCompiler(gappy, gappy.vocab_size)
+    the_other = tuple(gappy.encode("the other", add_bos=False))
+    forced = compiler.compile(Structured.choice(["the other thing", "the other hand"])).open().forced_ids()
+    assert forced[:3] == the_other[:3]
+    for pattern, is_forced in ((r" the (\x04|x)", False), (" the (y|x)", True)):
+        num_ways = count_allowed(compiler.compile(Structured.regex(pattern)).open().mask_after())
+        assert (num_ways == 1) == is_forced
+    with pytest.raises(RequestError, match="none that this model's vocabulary can write"):
+        compiler.compile(Structured.choice(["\x04"]))
 
 
 def test_nothing_is_left_of_a_request_in_the_next() -> None:

@@ -5,8 +5,8 @@ Here it gets the model's vocabulary, is kept within bounds, and is made to answe
 answer is a function of the grammar and of the output up to that node, whatever was asked before.
 
 Where only one text can follow, only its usual tokens are allowed, not every way to cut it into tokens. So what a
-grammar forces is known tokens ahead, and a model writes it as it was trained to. (In a vocabulary without a token for
-every byte a text may have no such tokens; there every way is allowed.)
+grammar forces is known tokens ahead, and a model writes it as it was trained to. (A vocabulary that lacks bytes may
+have no tokens for a text; where a grammar may ask for such a text, every way is allowed.)
 
 The end-of-text ids of the model are allowed exactly where the output could end, and where nothing else can follow
 they are all that is allowed. Other stop ids are ordinary tokens to a grammar.
@@ -14,6 +14,8 @@ they are all that is allowed. Other stop ids are ordinary tokens to a grammar.
 
 from __future__ import annotations
 
+import re
+import string
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 MAX_COMPILED = 32  # grammars that a model keeps; the one that was used longest ago goes first
 MAX_COMPILE_S = 5.0
 _MARK = "\x02"  # joins no text to one token
+_PRINTABLE = string.printable.encode()
+_ESCAPE = re.compile(r"\\[xuU]")  # may stand for any byte
 
 
 class Grammar:
@@ -233,7 +237,7 @@ class GrammarCompiler:
             return RequestError(f"the {wanted.title} can't be used: {words}", "grammar")
 
         with library_errors(refused):
-            text = wanted.to_llguidance(forces=vocabulary.spells_all)
+            text = wanted.to_llguidance(forces=vocabulary.ours.spells(wanted))
             matcher = LLMatcher(vocabulary.native, text, log_level=0, limits=_limits())
             if matcher.is_error():
                 raise refused(one_line(matcher.get_error()))
@@ -281,11 +285,7 @@ def _in_time(wanted: Structured, compile_it: Callable[[], Grammar]) -> Grammar:
 
 
 class _Vocabulary:
-    """A tokenizer as llguidance asks for it.
-
-    Attributes:
-        spells_all: there is a token for every byte, so that every text has tokens which are that text and no more.
-    """
+    """A tokenizer as llguidance asks for it."""
 
     is_tokenizer_wrapper = True
 
@@ -298,7 +298,6 @@ class _Vocabulary:
         special_ids = set(self.special_token_ids)
         ordinary = ((token, i) for i, token in enumerate(self.tokens) if i not in special_ids)
         self._byte_ids = {token[0]: token_id for token, token_id in ordinary if len(token) == 1}
-        self.spells_all = len(self._byte_ids) == 256
         self._mark_ids = self._encode(_MARK)
 
     def __call__(self, text: str) -> list[int]:
@@ -312,6 +311,12 @@ class _Vocabulary:
             return ids[len(self._mark_ids) :]
         return [self._byte_ids[byte] for byte in text.encode()]
 
+    def spells(self, wanted: Structured) -> bool:
+        """Whether there are tokens for every byte of the texts that a grammar may force."""
+        if len(self._byte_ids) == 256:
+            return True
+        return not _ESCAPE.search(wanted.source) and self._byte_ids.keys() >= {*_PRINTABLE, *wanted.source.encode()}
+
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_bos=False, continues=True)
 
@@ -324,7 +329,7 @@ class _ReadVocabulary:
     """What grammars are compiled for."""
 
     native: LLTokenizer
-    spells_all: bool
+    ours: _Vocabulary
 
 
 def _read_vocabulary(tokenizer: Tokenizer) -> _ReadVocabulary:
@@ -334,9 +339,9 @@ def _read_vocabulary(tokenizer: Tokenizer) -> _ReadVocabulary:
         raise RequestError(
             "this model has no end-of-text token, so an output can't end where its grammar does", "grammar"
         )
-    vocabulary = _Vocabulary(tokenizer)
-    native = LLTokenizer(cast("TokenizerWrapper", vocabulary))  # by its attributes; theirs adds a mark of its own
-    return _ReadVocabulary(native, vocabulary.spells_all)
+    ours = _Vocabulary(tokenizer)
+    native = LLTokenizer(cast("TokenizerWrapper", ours))  # by its attributes; theirs adds a mark of its own
+    return _ReadVocabulary(native, ours)
 
 
 def _mask_of(token_ids: Sequence[int], vocab_size: int) -> UInt32Array:
