@@ -152,8 +152,8 @@ class Client:
         self._session = aiohttp.ClientSession(
             target.url.rstrip("/"),
             headers=headers,
-            # A connection for each request: servers close old ones at moments of their choosing, some after every stream
-            # without a word, and a request that meets that would count as lost.
+            # A connection for each request: servers close old ones when they like, some after every stream without a
+            # word, and a request that meets that would count as lost.
             connector=aiohttp.TCPConnector(limit=0, force_close=True),
             timeout=aiohttp.ClientTimeout(total=target.timeout_s),
             auto_decompress=False,
