@@ -102,7 +102,8 @@ def forerun_arms(model: Path, weights: str, num_threads: int, max_clients: int) 
 
     def arm(spec: str) -> ServerArm:
         options = [
-            "--spec", spec, "--threads", str(num_threads), "--kv-tokens", tokens, "--max-running", str(max_clients),
+            "--spec", spec, "--threads", str(num_threads), "--max-running", str(max_clients),
+            "--max-model-len", str(SLOT_TOKENS), "--kv-tokens", tokens,
         ]  # fmt: skip
         return ServerArm(
             name=f"forerun {weights}, {'speculation off' if spec == 'off' else spec}",

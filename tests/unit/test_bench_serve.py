@@ -205,14 +205,15 @@ def test_what_is_sent() -> None:
     assert completion.body == {"model": "tiny", "max_tokens": 9, "temperature": 0.0, "prompt": [1, 2]}
 
 
-def test_the_key_goes_along() -> None:
-    async def main() -> str:
+def test_the_key_goes_along_and_no_connection_is_used_twice() -> None:
+    async def main() -> dict[str, str]:
         async with scripted_server(lambda asked: Reply([WHOLE])) as server:
             async with Client(Target(server.url, api_key="secret")) as client:
                 await client.answer(STYLE.chat("x"))
-            return server.asked[-1].headers["authorization"]
+            return server.asked[-1].headers
 
-    assert asyncio.run(main()) == "Bearer secret"
+    headers = asyncio.run(main())
+    assert (headers["authorization"], headers["connection"]) == ("Bearer secret", "close")
 
 
 def test_clients_wait_for_their_answers() -> None:

@@ -19,8 +19,6 @@ from forerun.errors import ConfigError, one_line
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 DEFAULT_TIMEOUT_S = 600.0
-# Servers close idle connections after 5 seconds, as a rule; one that is older might be closed just when it is used.
-KEEPALIVE_S = 2.0
 
 # Inside a JSON string a quote has a backslash before it, so none of these can match in an answer's own text.
 _TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content)":\s*"(?!")')
@@ -139,7 +137,7 @@ class EventSplitter:
 
 
 class Client:
-    """Sends requests to one server over connections that are kept. Use as `async with`.
+    """Sends requests to one server. Use as `async with`.
 
     Raises:
         ConfigError: by `async with`, when the server can't be reached or has no model.
@@ -154,7 +152,9 @@ class Client:
         self._session = aiohttp.ClientSession(
             target.url.rstrip("/"),
             headers=headers,
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
+            # A connection for each request: servers close old ones when they like, some after every stream without a
+            # word, and a request that meets that would count as lost.
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
             timeout=aiohttp.ClientTimeout(total=target.timeout_s),
             auto_decompress=False,
         )
