@@ -224,6 +224,7 @@ SIZES: dict[str, Any] = {
     "num_pages": NUM_PAGES,
     "max_rows": 8,
     "is_kv_f32": True,
+    "max_positions": 16,
 }
 
 

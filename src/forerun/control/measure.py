@@ -25,6 +25,7 @@ SLOW_PASS_S = 0.02
 CHECKED_SIZES = (1, 8)
 CONTEXT_LEN = 256
 LONG_CONTEXT_LEN = 1024
+MAX_LEN = LONG_CONTEXT_LEN + SIZES[-1]
 MEASURE_S = 1.0  # about what measuring may take
 MIN_ROUNDS, MAX_ROUNDS = 3, 7
 MAX_CHANGE = 0.2  # a curve is measured again when its checked sizes have changed by factors that differ by more
@@ -37,15 +38,16 @@ class PassTimer:
     Args:
         target: the bound model.
         pages: where the sequence's pages come from; `close` gives them back.
+        max_len: tokens of a sequence at most.
 
     Raises:
         RequestError: too few pages are free.
     """
 
-    def __init__(self, target: Executor, pages: PageManager) -> None:
+    def __init__(self, target: Executor, pages: PageManager, max_len: int) -> None:
         self._target = target
         self._pages = pages
-        self.max_len = min(pages.num_free * PAGE_TOKENS, LONG_CONTEXT_LEN + SIZES[-1])
+        self.max_len = min(pages.num_free * PAGE_TOKENS, max_len, MAX_LEN)
         pages.open(_SEQUENCE_ID)
         try:
             self._page_table: Int32Array = np.array(list(pages.extend(_SEQUENCE_ID, self.max_len)), np.int32)
@@ -83,18 +85,19 @@ class PassTimer:
         return [min(seen) for seen in times]
 
 
-def measure_curve(target: Executor, pages: PageManager, max_rows: int) -> CostCurve:
+def measure_curve(target: Executor, pages: PageManager, max_rows: int, max_len: int = MAX_LEN) -> CostCurve:
     """The cost curve of a target, measured now.
 
     Args:
         target: the bound model.
         pages: with as many free pages as there are; a shorter cache is measured at a shorter context.
         max_rows: the most rows of a step.
+        max_len: tokens of a sequence at most.
 
     Raises:
         RequestError: hardly any page is free.
     """
-    timer = PassTimer(target, pages)
+    timer = PassTimer(target, pages, max_len)
     try:
         context_len = min(CONTEXT_LEN, timer.max_len - min(max_rows, SIZES[-1]))
         if context_len < 1:
@@ -130,32 +133,39 @@ def _context_slopes(
     return max(0.0, slopes[0] - per_row * pair[0]), per_row
 
 
-def load_curve(target: Executor, pages: PageManager, max_rows: int, folder: Path, key: Sequence[str]) -> CostCurve:
+def load_curve(
+    target: Executor,
+    pages: PageManager,
+    max_rows: int,
+    folder: Path,
+    key: Sequence[str],
+    max_len: int = MAX_LEN,
+) -> CostCurve:
     """The cost curve of a target: the stored one when a quick check agrees with it, else a new one, which is stored.
 
     What is compared is the curve's shape. A machine that is busier than it was, or less, makes all of it slower or
     faster, and so is the curve that is returned.
 
     Args:
-        target, pages, max_rows: as for `measure_curve`.
+        target, pages, max_rows, max_len: as for `measure_curve`.
         folder: where curves are stored; one that can't be written to costs a measurement each time and nothing else.
         key: all that costs depend on: model file, weights, cache type, threads, instruction set, processor, build.
     """
     path = folder / f"{hashlib.sha256(json.dumps(list(key)).encode()).hexdigest()[:32]}.json"
     stored = _read(path)
     if stored is not None and stored.num_rows[-1] <= max_rows:
-        adapted = _adapted(target, pages, stored)
+        adapted = _adapted(target, pages, stored, max_len)
         if adapted is not None:
             return adapted
-    curve = measure_curve(target, pages, max_rows)
+    curve = measure_curve(target, pages, max_rows, max_len)
     _write(path, curve)
     return curve
 
 
-def _adapted(target: Executor, pages: PageManager, curve: CostCurve) -> CostCurve | None:
+def _adapted(target: Executor, pages: PageManager, curve: CostCurve, max_len: int) -> CostCurve | None:
     """A stored curve at the machine's speed of now; None where its shape does not hold any more."""
     sizes = [size for size in CHECKED_SIZES if size in curve.num_rows]
-    timer = PassTimer(target, pages)
+    timer = PassTimer(target, pages, max_len)
     try:
         if timer.max_len < curve.context_len + sizes[-1]:
             return None

@@ -345,7 +345,8 @@ class LLM:
         """What steps take on this machine; measured when first asked for."""
         if self._costs is None:
             folder = cache_dir() / "costs"
-            curve = load_curve(self.target, self.engine.pages, MAX_STEP_NODES + 1, folder, self._cost_key)
+            max_rows, max_len = MAX_STEP_NODES + 1, self.limits.max_model_len
+            curve = load_curve(self.target, self.engine.pages, max_rows, folder, self._cost_key, max_len)
             self._costs = StepCosts(curve)
         return self._costs
 
