@@ -82,6 +82,17 @@ async def test_counts_are_of_what_clients_got() -> None:
     assert first == value(text, "forerun:spec_decode_num_drafts_total")
 
 
+@asynchronous
+async def test_what_was_accepted_and_then_cut_is_not_counted() -> None:
+    async with FakeServer(say("abcdefghijklmnop", 4)) as server:
+        reply = (await call(server.app, PATH, {"prompt": "hi", "max_tokens": 6})).json()
+        text = server.hub.metrics.text()
+    num_accepted = reply["timings"]["draft_n_accepted"]
+    assert num_accepted == 2
+    assert value(text, "forerun:spec_decode_num_accepted_tokens_total") == num_accepted
+    assert value(text, "forerun:spec_decode_num_accepted_tokens_per_pos_total") == num_accepted
+
+
 def test_all_names_are_there_before_the_first_request() -> None:
     text = Metrics("toy", ("suffix", "prediction")).text()
     names = {name for name, _ in samples(text)}

@@ -35,9 +35,13 @@ async def test_other_origins_are_let_in_by_name() -> None:
 @asynchronous
 async def test_the_page_is_at_the_root_unless_it_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "index.html").write_text("<title>chat</title>")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b.js").write_text("1")
     monkeypatch.setattr(app_module, "PAGE", tmp_path)
     async with FakeServer(settings=with_settings(api_keys=("k",))) as server:
         assert (await call(server.app, "/")).body == b"<title>chat</title>"
+        assert (await call(server.app, "/a/b.js")).headers["content-type"].startswith("text/javascript")
+        assert (await call(server.app, PATH, authorization="Bearer k")).error["code"] == "method_not_allowed"
         assert (await call(server.app, "/health")).status == 200
         assert (await call(server.app, "/nothing")).error["code"] == "not_found"
         assert (await call(server.app, "/v1/models")).status == 401

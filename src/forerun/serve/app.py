@@ -15,8 +15,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.staticfiles import StaticFiles
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 
 from forerun import __version__
 from forerun.errors import RequestError
@@ -108,8 +107,8 @@ def create_app(served: Served) -> Front:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["*"], allow_headers=["*"]
         )
-    if settings.has_page and (PAGE / "index.html").is_file():
-        app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
+    if settings.has_page:
+        _add_page(app)
     return Front(app, settings.api_keys)
 
 
@@ -304,6 +303,20 @@ def _info(served: Served) -> dict[str, Any]:
         "load": asdict(load) if load is not None else None,
         **served.facts,
     }
+
+
+def _add_page(app: FastAPI) -> None:
+    """A route per file. A folder at / would take every path for one of its own, and no method would be wrong."""
+
+    def route(path: str, file: Path) -> None:
+        async def send(request: Request) -> Response:
+            return FileResponse(file)
+
+        app.add_route(path, send, methods=["GET"])
+
+    for file in sorted(file for file in PAGE.rglob("*") if file.is_file()):
+        name = file.relative_to(PAGE).as_posix()
+        route("/" if name == "index.html" else f"/{name}", file)
 
 
 async def _body(request: Request, served: Served) -> bytes:
