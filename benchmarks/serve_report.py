@@ -124,8 +124,8 @@ def levels_markdown(result: ServeResult) -> str:
         "\n\n".join(
             (
                 f"# Servers beside each other: {result.model}",
-                f"Spec-Bench questions, {result.new_tokens} new tokens each, greedy; medians of the rounds, times in ms, "
-                "ratio to the first server in the same round. Servers "
+                f"Spec-Bench questions, {result.new_tokens} new tokens each, greedy; medians of the rounds, times "
+                "in ms, ratio to the first server in the same round. Servers "
                 f"that were not asked used at most {idle:.1%} of a processor, others {other:.1%} of the CPUs.",
                 markdown_table(_LEVEL_COLUMNS, levels_rows(result)),
                 provenance_table(result.provenance),
