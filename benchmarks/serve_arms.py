@@ -106,7 +106,7 @@ def forerun_arms(model: Path, weights: str, num_threads: int, max_clients: int) 
             "--max-model-len", str(SLOT_TOKENS), "--kv-tokens", tokens,
         ]  # fmt: skip
         return ServerArm(
-            name=f"forerun {weights}, {'speculation off' if spec == 'off' else spec}",
+            name=f"{_named('forerun', weights)}, {spec}",
             weights=weights,
             is_speculative=spec != "off",
             command=lambda port, num_clients: forerun_serve(str(model), options, port),
@@ -132,7 +132,7 @@ def llama_arm(program: Path, model: Path, num_threads: int, flash: str, spec: Se
         "--threads-batch", str(num_threads), "--flash-attn", flash, "--metrics", "--no-ui", *spec,
     ]  # fmt: skip
     return ServerArm(
-        name=f"llama-server {weights}, {' '.join(spec).replace('--spec-', '') or 'speculation off'}",
+        name=f"{_named('llama-server', weights)}, {_in_short(spec)}",
         weights=weights,
         is_speculative=bool(spec),
         command=lambda port, num_clients: [
@@ -140,6 +140,17 @@ def llama_arm(program: Path, model: Path, num_threads: int, flash: str, spec: Se
         ],
         is_per_level=True,
     )  # fmt: skip
+
+
+def _named(program: str, weights: str) -> str:
+    """The file's own format goes without saying."""
+    return program if weights == "GGUF" else f"{program} {weights}"
+
+
+def _in_short(spec: Sequence[str]) -> str:
+    """llama-server's options of speculation in a few letters: the type, then the last word of each further option."""
+    pairs = zip(spec[2::2], spec[3::2], strict=True)
+    return " ".join([spec[1], *(f"{option.rpartition('-')[2]}={value}" for option, value in pairs)]) if spec else "off"
 
 
 def vllm_arms(python: Path, folder: Path, num_threads: int, max_clients: int, cpus: Sequence[int]) -> list[ServerArm]:
@@ -162,7 +173,7 @@ def vllm_arms(python: Path, folder: Path, num_threads: int, max_clients: int, cp
 
     def arm(spec: Mapping[str, Any] | None) -> ServerArm:
         more = ["--speculative-config", json.dumps(spec)] if spec else []
-        drafter = f"ngram k={spec['num_speculative_tokens']}" if spec else "speculation off"
+        drafter = f"ngram k={spec['num_speculative_tokens']}" if spec else "off"
         return ServerArm(
             name=f"vLLM bf16, {drafter}",
             weights="bf16",

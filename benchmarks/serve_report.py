@@ -22,8 +22,8 @@ _FIGURES: dict[str, Callable[[Level], float]] = {
     "token_ms_p95": lambda level: _of(level.token_ms).p95,
 }
 _LEVEL_COLUMNS = (
-    "clients", "server", "tok/s", "quartiles", "of the first", "TTFT ms p50", "p95", "gap ms p95",
-    "ms/token p50", "p95",
+    "clients", "server", "tok/s", "quartiles", "ratio", "TTFT p50", "p95", "gap p95",
+    "ms/tok p50", "p95",
 )  # fmt: skip
 _LONG_COLUMNS = ("server", "gap ms before: p50", "p95", "while it is read: p50", "p95", "largest", "its TTFT ms")
 
@@ -101,7 +101,7 @@ def levels_rows(result: ServeResult) -> list[tuple[str, ...]]:
                     str(num_clients) if index == 0 else "",
                     arm,
                     f"{rate.median:.1f}",
-                    f"{rate.q1:.1f} to {rate.q3:.1f}",
+                    f"{rate.q1:.1f}-{rate.q3:.1f}",
                     f"{result.ratio(arm, num_clients).median:.2f}",
                     *(f"{result.summary(arm, num_clients, name).median:.1f}" for name in list(_FIGURES)[1:]),
                 )
@@ -111,7 +111,9 @@ def levels_rows(result: ServeResult) -> list[tuple[str, ...]]:
 
 def levels_table(result: ServeResult) -> Table:
     """For a terminal."""
-    return _table(f"{result.model}, {result.new_tokens} new tokens, greedy", _LEVEL_COLUMNS, levels_rows(result), 2)
+    return _table(
+        f"{result.model}, {result.new_tokens} new tokens, greedy; times in ms", _LEVEL_COLUMNS, levels_rows(result), 2
+    )
 
 
 def levels_markdown(result: ServeResult) -> str:
@@ -122,7 +124,8 @@ def levels_markdown(result: ServeResult) -> str:
         "\n\n".join(
             (
                 f"# Servers beside each other: {result.model}",
-                f"Spec-Bench questions, {result.new_tokens} new tokens each, greedy; medians of the rounds. Servers "
+                f"Spec-Bench questions, {result.new_tokens} new tokens each, greedy; medians of the rounds, times "
+                "in ms, ratio to the first server in the same round. Servers "
                 f"that were not asked used at most {idle:.1%} of a processor, others {other:.1%} of the CPUs.",
                 markdown_table(_LEVEL_COLUMNS, levels_rows(result)),
                 provenance_table(result.provenance),

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("aiohttp", reason="servers are asked with aiohttp: pip install 'forerun[bench]'")
 
 from benchmarks.measure import Measured
-from benchmarks.serve import Plan, _numbers, _peer_names, _turn
+from benchmarks.serve import LLAMA_SPECS, Plan, _numbers, _peer_names, _turn
 from benchmarks.serve_arms import Checks, ServerArm, check_arm, forerun_arms, llama_arm, questions, vllm_arms
 from benchmarks.serve_report import ServeResult, levels_markdown, levels_rows, long_rows
 from benchmarks.vllm_env import wanted_requirements
@@ -103,14 +103,16 @@ def test_a_server_that_answers_otherwise_is_not_measured() -> None:
 
 def test_commands() -> None:
     llama = llama_arm(Path("/l/llama-server"), Path("/m.gguf"), 2, "off", ("--spec-type", "ngram-mod"), "GGUF")
-    assert llama.is_speculative
+    assert (llama.name, llama.is_speculative) == ("llama-server, ngram-mod", True)
+    names = [llama_arm(Path("/l"), Path("/m"), 2, "on", spec, "GGUF").name for spec in ((), LLAMA_SPECS[1])]
+    assert names == ["llama-server, off", "llama-server, ngram-simple n=3 m=5"]
     assert llama.is_per_level
     command = llama.command(99, 4)
     assert command[:3] == ["/l/llama-server", "--model", "/m.gguf"]
     for option, value in (("--parallel", "4"), ("--ctx-size", "16384"), ("--threads", "2"), ("--flash-attn", "off")):
         assert command[command.index(option) + 1] == value
     off, auto = forerun_arms(Path("/m.gguf"), "GGUF", 2, 16)
-    assert (off.name, auto.name) == ("forerun GGUF, speculation off", "forerun GGUF, auto")
+    assert (off.name, auto.name) == ("forerun, off", "forerun, auto")
     assert [of.command(1, 1)[of.command(1, 1).index("--spec") + 1] for of in (off, auto)] == ["off", "auto"]
     plain, ngram = vllm_arms(Path("/v/bin/python"), Path("/folder"), 2, 16, [0, 1])
     assert plain.command(7, 1)[0] == "/v/bin/python"
