@@ -157,7 +157,7 @@ void test_masks() {
   for (const int size : {1, 2, 7, 31, 32, 33, 63, 65, 127, 128, 129, 160, 257, 1500}) {
     std::vector<float> row = row_of(size);
     // So that the largest allowed value is also that of an id which is not.
-    for (int i = 0; i < size; i += 3) row[i] = 5.0f;
+    for (int i = 1; i < size; i += 3) row[i] = 5.0f;
     for (const uint32_t pattern : {0xFFFFFFFFu, 0x00000001u, 0x80010000u, 0xA5A5A5A5u}) {
       std::vector<uint32_t> words((size + 31) / 32, pattern);
       if (words.size() > 3) words[1] = 0;
