@@ -13,10 +13,11 @@
 namespace forerun {
 namespace {
 
-// A barrier is usually met within microseconds. Past this another process has the core, and sleeping gives it back.
-constexpr int64_t kBarrierSpinNs = 50'000;
-// Between two steps the caller works for a few hundred microseconds; waking a sleeping thread costs about fifty.
-constexpr int64_t kIdleSpinNs = 300'000;
+// A barrier is usually met within microseconds, and where somebody needed the core for a moment, such as a server's loop,
+// within a few hundred; sleeping then makes that longer. Past this another process has the core.
+constexpr int64_t kBarrierSpinNs = 500'000;
+// Between two steps the caller works, and so may others, who need the core. Waking a thread costs about fifty.
+constexpr int64_t kIdleSpinNs = 30'000;
 
 int64_t now_ns() {
   using std::chrono::nanoseconds;

@@ -1,13 +1,15 @@
 """Between the engine's thread and the event loop.
 
-The engine hands over everything that came of a step at once; one call wakes the loop, which puts each event into the
-inbox of the HTTP request that waits for it. All else here runs in the loop.
+The engine hands over everything that came of a step at once. Where a stream or the end of an answer is among it, one
+call wakes the loop, which puts each event into the inbox of the HTTP request that waits for it; the rest waits until
+then. All else here runs in the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from forerun.engine.jobs import EngineLoad, Job
 
 TICK_S = 0.5
+MAX_ARRIVED = 64  # steps whose results wait until somebody needs one
 MAX_UNREAD_PARTS = 4096  # steps that a client may leave unread before it is cut
 
 Delivery = list[tuple[int, StreamEvent | ForerunError]]
@@ -168,6 +171,7 @@ class Hub:
         self._send_timeout_s = send_timeout_s
         self._keepalive_s = keepalive_s
         self._jobs: dict[int, tuple[Inbox, int]] = {}
+        self._arrived: deque[tuple[float, Delivery]] = deque()  # from the engine's thread, with the time it came
         self._inboxes: set[Inbox] = set()
         self._quiet: dict[int, asyncio.Future[None]] = {}
         self._worker: EngineWorker | None = None
@@ -270,14 +274,27 @@ class Hub:
             inbox.end(problem)
 
     def _deliver(self, delivery: Delivery) -> None:
-        """Called in the engine's thread, once a step."""
+        """Called in the engine's thread, once a step. The loop is woken only where somebody waits for the tokens."""
+        self._arrived.append((time.perf_counter(), delivery))
+        if not self._is_urgent(delivery) and len(self._arrived) < MAX_ARRIVED:
+            return
         try:
-            self.loop.call_soon_threadsafe(self._dispatch, delivery)
+            self.loop.call_soon_threadsafe(self._dispatch_all)
         except RuntimeError:  # the loop has closed: nobody waits for anything any more
             return
 
-    def _dispatch(self, delivery: Delivery) -> None:
-        now = time.perf_counter()
+    def _is_urgent(self, delivery: Delivery) -> bool:
+        for job_id, item in delivery:
+            place = self._jobs.get(job_id)  # None for what was just submitted, too
+            if place is None or place[0].is_stream or isinstance(item, ForerunError) or item.completion is not None:
+                return True
+        return False
+
+    def _dispatch_all(self) -> None:
+        while self._arrived:
+            self._dispatch(*self._arrived.popleft())
+
+    def _dispatch(self, now: float, delivery: Delivery) -> None:
         num_tokens = 0
         for job_id, item in delivery:
             place = self._jobs.get(job_id)
@@ -319,5 +336,6 @@ class Hub:
                     inbox.cut(f"the client did not read for {self._send_timeout_s:g} s")
                 elif since is None and inbox.is_stream and now - inbox.quiet_since_s > self._keepalive_s:
                     inbox.wake()
+            self._dispatch_all()
             if not self.is_alive:
                 self.end_all(Problem(500, "the engine has stopped after a fault; the server needs a restart"))
