@@ -338,3 +338,53 @@ def test_request_odds_are_the_requests_own_and_bounded() -> None:
     assert other.rate(0) == pytest.approx(table.rate(0))
     rate = table.rate(0)
     assert easy.rate(0) <= 4 * rate / (1 - rate + 4 * rate) + 1e-12
+
+
+def known_drafter(name: str, rate: float, num_nodes: int) -> Planner:
+    """The planner of a request with a free drafter whose nodes are right at a rate."""
+    simulation = Simulation(cheap_rows, lambda step, depth: rate)
+    chain = Draft.chain(tuple(range(num_nodes)), name)
+
+    class Certain(QuietDrafter):
+        def propose(self, budget: Budget) -> Proposal:
+            return Proposal(chain, (0,) * num_nodes)
+
+    simulation.open = lambda context: Certain()  # type: ignore[method-assign]
+    return Planner([(simulation, AcceptanceTable((rate,)))], context([1]))
+
+
+def counts(curve: Callable[[int], float], rates: Sequence[float], num_plain: int = 0) -> list[int]:
+    """Nodes that requests of these acceptance rates get in one step, beside some that don't draft."""
+    costs = CostCurve(tuple(range(1, 65)), tuple(curve(rows) for rows in range(1, 65)), 0, 0.0, 0.0)
+    controller = Controller(lambda: StepCosts(costs), 64, 256)
+    asks = [Ask(known_drafter("known", rate, 4), 8) for rate in rates]
+    num_decoding = len(rates) + num_plain
+    plans = controller.plan(StepLoad(num_decoding, 0, num_decoding, 0.0), asks)
+    return [plan.draft.num_nodes for plan in plans if isinstance(plan, Plan)]
+
+
+def test_f061_rows_go_to_whom_they_bring_most_and_to_nobody_when_all_are_dear() -> None:
+    assert counts(cheap_rows, [0.9]) == [4]
+    few = counts(cheap_rows, [0.9, 0.3, 0.9])
+    assert few[0] == few[2] > few[1]
+    # A row takes as long whoever it is for: the more requests run, the more everybody's time is worth.
+    assert counts(dear_rows, [0.8]) == [1]
+    assert counts(dear_rows, [0.8] * 16) == [0] * 16
+    assert counts(dear_rows, [0.8], num_plain=15) == [0]
+    rising = [sum(counts(cheap_rows, [0.6] * num)) / num for num in (1, 4, 16, 40)]
+    assert rising == sorted(rising, reverse=True)
+    assert rising[0] > rising[-1]
+
+
+def test_prompts_beside_streams_are_bounded_by_what_steps_take() -> None:
+    costs = CostCurve(tuple(range(1, 65)), tuple(4.0 * cheap_rows(rows) for rows in range(1, 65)), 0, 0.0, 0.0)
+    controller = Controller(lambda: StepCosts(costs), 200, 256)
+    assert controller.prompt_rows(0) == 200
+    assert controller.prompt_rows(4) == 32  # until costs are known
+    known = controller.measure()
+    for num_decoding in (1, 4, 16):
+        rows = controller.prompt_rows(num_decoding)
+        longest_s = 2.5 * known.step_s(num_decoding, num_decoding, 0.0)
+        assert known.step_s(num_decoding + rows, num_decoding + 1, 0.0) <= longest_s
+        assert known.step_s(num_decoding + rows + 1, num_decoding + 1, 0.0) > longest_s
+    assert controller.prompt_rows(255) == 1

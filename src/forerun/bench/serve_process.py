@@ -84,6 +84,11 @@ class ServerProcess:
         """Processor time so far of it and of all it has started; the clock ticks every 10 ms."""
         return sum(_cpu_ticks(pid) for pid in _session_pids(self._process.pid)) / _CLOCK_TICKS_PER_S
 
+    def resident_bytes(self) -> int:
+        """Memory of it that is in use, without what it has started."""
+        fields = Path(f"/proc/{self._process.pid}/statm").read_text().split()
+        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
     def pause(self) -> None:
         """Takes the processors from it and all it has started: some servers poll while nobody asks them anything."""
         os.killpg(self._process.pid, signal.SIGSTOP)
