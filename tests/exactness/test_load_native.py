@@ -18,6 +18,7 @@ import pytest
 from forerun import LLM, Completion, SamplingParams
 from forerun.engine.jobs import Job
 from forerun.models.store import known_model, path_of
+from forerun.models.structured import Structured
 from tests.helpers.gguf_files import write_tiny_llama
 from tests.helpers.load import Served, serve
 
@@ -40,6 +41,22 @@ def content(completion: Completion) -> dict[str, Any]:
     return {key: value for key, value in asdict(completion).items() if key != "stats"}
 
 
+FORMS = (
+    Structured.json_schema(
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 12},
+                "sizes": {"type": "array", "items": {"type": "integer"}, "maxItems": 4},
+            },
+            "required": ["name", "sizes"],
+            "additionalProperties": False,
+        }
+    ),
+    Structured.json_object(compact=True),
+    Structured.regex(r"[a-z]{2,9}( [a-z]{2,9}){0,6}\."),
+    Structured.choice(["yes", "no", "it depends on the harbour"]),
+)
 SPECS = (
     "off", "auto", "ngram:policy=fixed,k=5", "suffix", "self:layers=1,k=3", "self:layers=1,policy=fixed,k=3",
     "lookahead+ngram",
@@ -56,6 +73,7 @@ class Load:
         text_ids: makes a text of so many tokens.
         lengths: of prompts.
         outputs: lengths of outputs at most.
+        forms: what some outputs must look like.
     """
 
     def __init__(
@@ -67,9 +85,11 @@ class Load:
         specs: Sequence[str],
         lengths: Sequence[int],
         outputs: Sequence[int],
+        forms: Sequence[Structured] = (),
     ) -> None:
         self.llm, self.alone, self.rng = llm, alone, rng
         self._text_ids, self._specs, self._lengths, self._outputs = text_ids, specs, lengths, outputs
+        self._forms = forms
         self._shared = [text_ids(max(lengths) // 3 + 40) for _ in range(2)]
 
     def job(self) -> Job:
@@ -78,10 +98,11 @@ class Load:
         if rng.random() < 0.4:
             prompt = (rng.choice(self._shared) + prompt)[: max(self._lengths)]
         law = rng.choice(LAWS)
+        form = rng.choice(self._forms) if self._forms and rng.random() < 0.2 else None
         params = SamplingParams(
             max_tokens=max(rng.choice(self._outputs), law.get("min_tokens", 1)),
             seed=rng.randrange(2**40),
-            ignore_eos=rng.random() < 0.5,
+            ignore_eos=form is None and rng.random() < 0.5,
             **law,
         )
         return self.llm.job(
@@ -90,6 +111,7 @@ class Load:
             speculation=rng.choice(self._specs),
             k=rng.choice((None, None, 3)),
             priority=rng.choice((0, 0, 1)),
+            grammar=form,
         )
 
     def run(self, num_jobs: int, cancelled: float) -> list[Served]:
@@ -99,7 +121,8 @@ class Load:
         for job, one in zip(jobs, served, strict=True):
             assert one.error is None
             request = job.request
-            (expected,) = self.alone.generate([request.prompt_token_ids], request.params)
+            form = request.grammar and request.grammar.wanted
+            (expected,) = self.alone.generate([request.prompt_token_ids], request.params, grammar=form)
             if one.is_cancelled:
                 assert one.token_ids == expected.token_ids[: len(one.token_ids)]
                 continue
@@ -170,7 +193,7 @@ def test_the_demo_model_under_load(seed: int) -> None:
 
     lengths = (1, 20, 100, 300, 1000, 3000) if IS_FULL else (1, 20, 100, 300)
     specs = ("off", "auto", "auto", "ngram", "suffix", "lookahead", "recycling")
-    load = Load(llm, alone, rng, text_ids, specs, lengths, (1, 10, 60, 150) if IS_FULL else (1, 10, 40))
+    load = Load(llm, alone, rng, text_ids, specs, lengths, (1, 10, 60, 150) if IS_FULL else (1, 10, 40), FORMS)
     served = load.run(200 if IS_FULL else 24, cancelled=0.01)
     assert any(one.completion is not None and one.completion.stats.cached_tokens for one in served)
     if IS_FULL:
