@@ -169,3 +169,23 @@ def test_every_step_runs_at_least_the_last_token(engine: FakeEngine) -> None:
     engine.run(PROMPT, PARAMS, Scripted(truth(), right(3)))
     decode_passes = [batch for batch in engine.target.passes if len(batch.logit_rows) == len(batch.token_ids)]
     assert [len(batch.token_ids) for batch in decode_passes] == [4, 4, 4, 4, 3]
+
+
+def test_a_stream_that_is_dropped_in_the_middle_of_a_step_ends(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the garbage collector does: the thread that closes it is the one that drives the engine."""
+    job = Job(prepare(PROMPT, PARAMS, "coupled", engine.limits))
+    dropped, other = engine.engine.run(job), engine.engine.run(job)
+    next(dropped)
+    forward = engine.target.forward
+
+    def close_and_run(batch: Batch) -> ForwardOutput:
+        dropped.close()
+        return forward(batch)
+
+    monkeypatch.setattr(engine.target, "forward", close_and_run)
+    *_, (_, last) = other
+    assert Answer.of(last.completion) == decode_naively(PROMPT, PARAMS, 0)  # type: ignore[arg-type]
+    assert not engine.engine.has_work
+    engine.engine.check_integrity()

@@ -72,6 +72,7 @@ class Engine:
         # Of `run`:
         self._turnstile = threading.Lock()
         self._mail: dict[int, deque[tuple[int, Event]]] = {}
+        self._left: deque[int] = deque()  # requests whose streams were closed
 
     @property
     def has_work(self) -> bool:
@@ -146,23 +147,35 @@ class Engine:
                 with self._turnstile:
                     while not mail:
                         self._deliver()
+                    self._end_left()
                 run_id, event = mail.popleft()
                 if isinstance(event, ForerunError):
                     raise event
                 num_left -= event.completion is not None
                 yield places[run_id], event
         finally:
-            with self._turnstile:
-                for run_id in places:
-                    self.cancel(run_id)
-                    self._mail.pop(run_id, None)
+            # Whoever drops a stream may be anywhere, in the middle of a step too; so nobody waits here.
+            self._left.extend(places)
+            if self._turnstile.acquire(blocking=False):
+                try:
+                    self._end_left()
+                finally:
+                    self._turnstile.release()
 
     def check_integrity(self) -> None:
         """Raises EngineFault unless all bookkeeping is in order."""
         self.pages.check_integrity()
         self._scheduler.check_integrity()
 
+    def _end_left(self) -> None:
+        """Ends the requests whose streams were closed."""
+        while self._left:
+            run_id = self._left.popleft()
+            self.cancel(run_id)
+            self._mail.pop(run_id, None)
+
     def _deliver(self) -> None:
+        self._end_left()
         for run_id, event in self.step():
             mail = self._mail.get(run_id)
             if mail is not None:
