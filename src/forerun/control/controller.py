@@ -27,12 +27,14 @@ class StepLoad:
         num_prompt_rows: rows of prompts.
         num_seqs: sequences with rows, those of prompts included.
         context_len: tokens that they have in the cache, on the average.
+        num_present: requests that are there, waiting ones too, as far as they could run together.
     """
 
     num_decoding: int
     num_prompt_rows: int
     num_seqs: int
     context_len: float
+    num_present: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -89,11 +91,15 @@ class Controller:
             self._costs = self._find_costs()
         return self._costs
 
-    def prompt_rows(self, num_decoding: int) -> int:
+    def prompt_rows(self, num_decoding: int, num_present: int) -> int:
         """Rows of prompts that a step may have beside the last tokens of so many requests.
 
-        Whoever decodes waits for the whole step, so that it may become `MAX_STRETCH` times as long, or `MIN_STEP_S`, no
-        more.
+        Whoever decodes waits for the whole step. It may become `MAX_STRETCH` times as long as it would be if all that
+        are present were decoding, which is what they wait for, or `MIN_STEP_S`.
+
+        Args:
+            num_decoding: requests whose next token is decoded.
+            num_present: these, and those that would.
         """
         most = min(self._chunk, self._max_rows - num_decoding)
         if num_decoding == 0:
@@ -101,7 +107,8 @@ class Controller:
         if self._costs is None:
             return min(most, PROMPT_ROWS)
         costs = self._costs
-        longest_s = max(MAX_STRETCH * costs.step_s(num_decoding, num_decoding, costs.context_len), MIN_STEP_S)
+        num_present = max(num_present, num_decoding)
+        longest_s = max(MAX_STRETCH * costs.step_s(num_present, num_present, costs.context_len), MIN_STEP_S)
         low, high = min(most, MIN_PROMPT_ROWS), most
         while low < high:
             middle = (low + high + 1) // 2
@@ -192,9 +199,13 @@ class Controller:
         except RequestError:
             return None  # no pages are free to measure with: until there are, nothing is known to pay
         seconds = self._seconds(costs, load)
-        # What everybody makes together, of late or by plain decoding, whichever is more.
+        # What everybody makes together, of late or by plain decoding, whichever is more; and no less than all that are
+        # present would, since those who aren't decoding yet wait for the time that others take.
         tokens = sum([ask.planner.speed for ask in asks]) + load.num_decoding - len(asks)
         price = max(tokens, float(load.num_decoding)) / self._decode_s(costs, load)
+        if load.num_present > load.num_decoding:
+            all_s = costs.step_s(load.num_present, load.num_present, load.context_len)
+            price = max(price, load.num_present / all_s)
         most_nodes = max([ask.max_nodes for ask in asks])
         return Terms(seconds[0], price, seconds, least_survival(seconds[: most_nodes + 1], price))
 

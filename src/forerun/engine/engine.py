@@ -110,7 +110,7 @@ class Engine:
         turns, outcomes = self._scheduler.schedule(self.controller.prompt_rows)
         events: list[tuple[int, Event]] = [(run.run_id, self._end(run, error)) for run, error in outcomes]
         if turns:
-            for run, outcome in run_step(turns, self._machine):
+            for run, outcome in run_step(turns, self._scheduler.num_present, self._machine):
                 events.append((run.run_id, self._event(run, outcome)))
         return events
 

@@ -83,23 +83,28 @@ class Scheduler:
                 return
         raise EngineFault(f"request {run.run_id} is not in line")
 
-    def schedule(self, prompt_rows: Callable[[int], int]) -> tuple[list[Turn], list[tuple[Run, ForerunError]]]:
+    def schedule(self, prompt_rows: Callable[[int, int], int]) -> tuple[list[Turn], list[tuple[Run, ForerunError]]]:
         """The turns of a step, and the requests that can't run at all, which are out of line then.
 
         Args:
-            prompt_rows: the most rows of prompts, by the number of requests that decode.
+            prompt_rows: the most rows of prompts, by the number of requests that decode and of those present.
         """
         failed: list[tuple[Run, ForerunError]] = []
         self._reserve_last_tokens(failed)
-        while self._num_prompt_rows() < prompt_rows(self._num_decoding()) and self._admit(failed):
+        while self._num_prompt_rows() < prompt_rows(self._num_decoding(), self.num_present) and self._admit(failed):
             pass
         turns = [Turn(run, run.sequence.committed_len, True) for run in self.running if run.is_decoding]
-        budget = prompt_rows(len(turns))
+        budget = prompt_rows(len(turns), self.num_present)
         for run in self.running:
             if budget > 0 and not run.is_decoding:
                 turns.append(_prompt_turn(run, budget))
                 budget -= turns[-1].end - run.sequence.cached_len
         return turns, failed
+
+    @property
+    def num_present(self) -> int:
+        """Requests in line, as many as may run together."""
+        return min(len(self.running) + len(self.waiting), self._max_running)
 
     def end_prompt(self, run: Run) -> None:
         """Says that a request's prompt is computed."""

@@ -66,14 +66,19 @@ class StepOutcome:
 Outcome = tuple[Run, StepOutcome | ForerunError]
 
 
-def run_step(turns: Sequence[Turn], machine: Machine) -> list[Outcome]:
+def run_step(turns: Sequence[Turn], num_present: int, machine: Machine) -> list[Outcome]:
     """Runs one step of these requests, one turn each.
+
+    Args:
+        turns: who runs.
+        num_present: requests in line, see `StepLoad`.
+        machine: what it runs on.
 
     Returns:
         What came of each that got tokens or failed; a prompt that isn't done yet has nothing to say.
     """
     began = time.perf_counter()
-    load = _load(turns)
+    load = _load(turns, num_present)
     drafts, failed = _draft(turns, load, machine.controller)
     forward_began = time.perf_counter()
     results: list[_Result] = []
@@ -116,7 +121,7 @@ class _Result:
     verify_s: float
 
 
-def _load(turns: Sequence[Turn]) -> StepLoad:
+def _load(turns: Sequence[Turn], num_present: int) -> StepLoad:
     num_decoding = num_prompt_rows = context_len = 0
     for turn in turns:
         context_len += turn.end
@@ -124,7 +129,7 @@ def _load(turns: Sequence[Turn]) -> StepLoad:
             num_decoding += 1
         else:
             num_prompt_rows += turn.end - turn.run.sequence.cached_len
-    return StepLoad(num_decoding, num_prompt_rows, len(turns), context_len / len(turns))
+    return StepLoad(num_decoding, num_prompt_rows, len(turns), context_len / len(turns), num_present)
 
 
 def _draft(turns: Sequence[Turn], load: StepLoad, controller: Controller) -> tuple[list[_Drafted], list[Outcome]]:
