@@ -101,11 +101,16 @@ def _field(steps: list[int | str], schema: type[BaseModel]) -> Any:
     for step in steps:
         if isinstance(step, int):
             continue
-        field = model.model_fields.get(step) if model else None
+        field = _fields(model).get(step) if model else None
         if field is None:
             break
         found, model = field, _model_in(field.annotation)
     return found
+
+
+def _fields(model: type[BaseModel]) -> dict[str, Any]:
+    """A schema's fields by the names that bodies have for them."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
@@ -121,9 +126,9 @@ def _unknown_field(path: str, steps: list[int | str], schema: type[BaseModel], b
     name = str(steps[-1]) if steps else ""
     model: type[BaseModel] | None = schema
     for step in steps[:-1]:
-        if isinstance(step, str) and model is not None and step in model.model_fields:
-            model = _model_in(model.model_fields[step].annotation)
-    known = list(model.model_fields) if model else []
+        if isinstance(step, str) and model is not None and step in _fields(model):
+            model = _model_in(_fields(model)[step].annotation)
+    known = list(_fields(model)) if model else []
     close = difflib.get_close_matches(name, known, 1, 0.6)
     advice = f"; did you mean {close[0]!r}?" if close else ""
     return Problem(400, f"{shown(path)} is no field that this server knows{advice}", path, "unknown_field")
