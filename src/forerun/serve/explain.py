@@ -22,8 +22,9 @@ def explain(error: ValidationError, body: dict[str, Any], schema: type[BaseModel
         schema: the body's own.
     """
     details = error.errors(include_url=False, include_context=True)
-    # An unknown field beside a wrong value may follow from it, as the url of an image does from the part's type.
-    details.sort(key=lambda detail: detail["type"] == "extra_forbidden")
+    # An unknown field beside a wrong value may follow from it, as the url of an image does from the part's type; and
+    # what is wrong within an object says more than that it is no text, where it might be one.
+    details.sort(key=lambda detail: (detail["type"] == "extra_forbidden", -_num_names(detail, body)))
     literal = next((d for d in details if d["type"] == "literal_error" and d["loc"][-1] == "type"), None)
     detail = literal or details[0]
     steps, value = _walk(detail["loc"], body)
@@ -31,8 +32,7 @@ def explain(error: ValidationError, body: dict[str, Any], schema: type[BaseModel
     if detail["type"] == "extra_forbidden":
         return _unknown_field(path, steps, schema, body)
     if detail["type"] == "missing":
-        name = str(detail["loc"][-1])
-        path = f"{path}.{name}" if path and not path.endswith(name) else path or name
+        path = _path([*steps, detail["loc"][-1]])
         return Problem(400, f"{path} is missing", path, "missing_field")
     hint = _hint(steps, schema) or _wanted(detail)
     return Problem(400, f"{path} is {_shown(value)}, but {hint}", path)
@@ -49,6 +49,12 @@ def _walk(loc: tuple[int | str, ...], body: Any) -> tuple[list[int | str], Any]:
             value = value[step]
             steps.append(step)
     return steps, value
+
+
+def _num_names(detail: Any, body: Any) -> int:
+    """How deep within objects an error is."""
+    steps, _ = _walk(detail["loc"], body)
+    return sum(isinstance(step, str) for step in steps) + (detail["type"] == "missing")
 
 
 def _path(steps: list[int | str]) -> str:
