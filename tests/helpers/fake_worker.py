@@ -15,6 +15,9 @@ from forerun.engine.request import Limits, Request, prepare
 from forerun.errors import EngineFault, ForerunError
 from forerun.models.chat_template import ChatTemplate, encode_chat
 from forerun.models.detokenizer import TextStream
+from forerun.models.grammar import Grammar, GrammarCompiler
+from forerun.models.structured import Structured
+from forerun.models.tools import tool_format
 from forerun.serve.answers import Identity
 from forerun.serve.app import Served, create_app
 from forerun.serve.drafting import loaded_drafters
@@ -26,8 +29,15 @@ from forerun.types import Draft, SamplingParams, StepRecord, StepTimings, TokenL
 from tests.helpers.toy_vocab import TOY
 
 EOS = 2
-_TEMPLATE = (
+_PLAIN_TEMPLATE = (
     "{% if note %}{{ note }} {% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+# The same where there are no tools.
+_TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}, called as <tool_call> {% endif %}"
+    "{% if note %}{{ note }} {% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}{% endfor %}{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 
@@ -59,17 +69,28 @@ def say_forever(text: str = "again and ") -> Script:
 class FakeLLM:
     """As much of a model as the server needs."""
 
-    def __init__(self, max_model_len: int = 256) -> None:
+    def __init__(self, max_model_len: int = 256, has_tools: bool = True) -> None:
         self.tokenizer = TOY
         self.limits = Limits(TOY.vocab_size, max_model_len, frozenset({EOS}))
         self.has_chat_template = True
-        self._template = ChatTemplate(_TEMPLATE)
+        self._template = ChatTemplate(_TEMPLATE if has_tools else _PLAIN_TEMPLATE)
+        self.tool_format = tool_format(self._template.source, TOY)
+        self._compiler = GrammarCompiler(TOY, TOY.vocab_size)
+        self.compiling_threads: list[threading.Thread] = []
 
     def encode(self, prompt: str | Sequence[int]) -> Sequence[int]:
         return TOY.encode(prompt) if isinstance(prompt, str) else prompt
 
-    def encode_messages(self, messages: Any, **options: Any) -> list[int]:
-        return encode_chat(TOY, self._template, messages, **options)
+    def encode_messages(self, messages: Any, tools: Any = None, **options: Any) -> list[int]:
+        return encode_chat(TOY, self._template, messages, tools=tools, **options)
+
+    def knows_grammar(self, wanted: Structured) -> bool:
+        return self._compiler.knows(wanted)
+
+    def compile_grammar(self, wanted: Structured) -> Grammar:
+        if not self.knows_grammar(wanted):
+            self.compiling_threads.append(threading.current_thread())
+        return self._compiler.compile(wanted)
 
     def job(
         self,
@@ -83,12 +104,22 @@ class FakeLLM:
         k: int | None = None,
         priority: int = 0,
         salt: str = "",
+        grammar: Grammar | None = None,
+        shown_ids: frozenset[int] = frozenset(),
     ) -> Job:
         parsed = Speculation.parse(speculation)
         if prediction is not None:
             parsed.check_prediction()
         expected = () if prediction is None else TOY.encode(prediction)
-        request = prepare(prompt_token_ids, params or SamplingParams(), verify, self.limits, prediction=expected)
+        request = prepare(
+            prompt_token_ids,
+            params or SamplingParams(),
+            verify,
+            self.limits,
+            prediction=expected,
+            grammar=grammar,
+            shown_ids=shown_ids,
+        )
         return Job(request, None, method, k, priority)
 
 
@@ -143,7 +174,8 @@ class FakeWorker:
         with self._lock:
             job_id = len(self.jobs)
             self.jobs.append(job)
-            output = Output(job.request, TextStream(TOY, job.request.params.stop), TOY.vocab_size)
+            stream = TextStream(TOY, job.request.params.stop, shown_ids=job.request.shown_ids)
+            output = Output(job.request, stream, TOY.vocab_size)
             self._running[job_id] = _Running(job.request, self.script(job), output)
             self._lock.notify()
         return job_id
@@ -240,6 +272,7 @@ class FakeServer:
     script: Script = field(default_factory=lambda: say("hello world"))
     settings: ServeSettings = field(default_factory=lambda: ServeSettings(("toy",)))
     max_model_len: int = 256
+    has_tools: bool = True  # the template knows them
     is_paced: bool = True  # every step reaches its request on its own; else as many at a time as come
 
     async def __aenter__(self) -> FakeServer:
@@ -247,7 +280,7 @@ class FakeServer:
         metrics = Metrics("toy", loaded_drafters(settings.spec), settings.metrics_alias)
         max_jobs = settings.max_running + settings.max_queue
         self.hub = Hub(metrics, max_jobs, settings.send_timeout_s, settings.keepalive_s)
-        self.llm: Any = FakeLLM(self.max_model_len)
+        self.llm: Any = FakeLLM(self.max_model_len, self.has_tools)
         self.served = Served(settings, self.hub, self.llm, Identity("toy", "fp"), is_ready=True)
         self.app: Front = create_app(self.served)
         self.worker: FakeWorker

@@ -316,22 +316,6 @@ async def test_inert_fields_are_accepted() -> None:
     await accepted(CHAT | inert | {"modalities": ["text"], "audio": None, "functions": None}, "/v1/chat/completions")
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"response_format": {"type": "json_object"}},
-        {"structured_outputs": {"regex": "a"}},
-        {"grammar": "root ::= 'a'"},
-        {"tools": [{"type": "function", "function": {"name": "f"}}]},
-        {"tool_choice": "required"},
-    ],
-)
-@asynchronous
-async def test_constraints_are_refused_by_name(fields: dict[str, Any]) -> None:
-    error = await refused(CHAT | fields, "/v1/chat/completions")
-    assert error["param"] == next(iter(fields))
-
-
 @asynchronous
 async def test_keys() -> None:
     async with FakeServer(settings=with_settings(api_keys=("one", "two"))) as server:

@@ -14,6 +14,7 @@ from tests.helpers.fake_worker import FakeServer, say, say_forever
 from tests.helpers.toy_vocab import TOY
 
 PATH = "/v1/responses"
+F = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 
 
 def events(reply: Reply) -> list[dict[str, Any]]:
@@ -103,7 +104,23 @@ async def test_a_cut_answer_is_incomplete() -> None:
         ({"store": True}, "store"),
         ({"truncation": "auto"}, "truncation"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "schema": {"type": "x"}}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_object", "schema": {}}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_object"}}, "tools": [F], "tool_choice": "required"}, "text.format"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools"),
+        ({"tools": [F | {"strict": True}]}, "tools[0].strict"),
+        ({"tools": [F | {"parameters": []}]}, "tools[0].parameters"),
+        ({"tools": [F, F]}, "tools"),
+        ({"tools": [F], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"include": ["message.output_text.logprobs"], "tools": [F]}, "include"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}]}, "input"),
+        ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output"),
         ({"instruction": "x"}, "instruction"),
         ({"stream_options": {}}, "stream_options"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
@@ -322,12 +323,16 @@ class LLM:
         """
         return self._compiler.compile(wanted)
 
+    def knows_grammar(self, wanted: Structured) -> bool:
+        """Whether `compile_grammar` would have it at once, since it was used lately."""
+        return self._compiler.knows(wanted)
+
     @property
     def has_chat_template(self) -> bool:
         """Whether conversations can be answered."""
         return self._chat_template is not None
 
-    @property
+    @cached_property
     def tool_format(self) -> ToolFormat | None:
         """How the model writes calls of tools; None where it knows none."""
         return None if self._chat_template is None else tool_format(self._chat_template.source, self.tokenizer)

@@ -230,6 +230,11 @@ class GrammarCompiler:
                 self._known.popitem(last=False)
         return grammar
 
+    def knows(self, wanted: Structured) -> bool:
+        """Whether `compile` has the grammar already."""
+        with self._lock:
+            return wanted in self._known
+
     def _compile(self, wanted: Structured, vocabulary: _ReadVocabulary) -> Grammar:
         from llguidance import LLMatcher
 

@@ -1,7 +1,7 @@
 """From the engine's events to answers, whole or in chunks. Knows no sockets.
 
 The chunks of a choice, joined, are its whole answer: text, log-probabilities and ids. Tokens that bring no text yet,
-because half a character or a possible stop string is held back, travel with the next chunk that has some.
+because half a character, a possible stop string or a possible call is held back, travel with the next chunk.
 """
 
 from __future__ import annotations
@@ -17,24 +17,11 @@ from msgspec import UNSET
 
 from forerun.engine.completion import Completion, EmittedToken
 from forerun.serve.asks import Ask
-from forerun.serve.logprobs import add_prompt, add_text_logprob, chat_logprob, empty_text_logprobs, prompt_logprobs
+from forerun.serve.choices import ChoiceBuilder
+from forerun.serve.logprobs import prompt_logprobs
 from forerun.serve.meter import Meter, request_metrics, timings
 from forerun.serve.problems import Problem
-from forerun.serve.replies import (
-    ChatChoice,
-    ChatChunkChoice,
-    ChatLogprobs,
-    ChatMessage,
-    Choice,
-    CompletionDetails,
-    Delta,
-    Logprobs,
-    PromptDetails,
-    Reply,
-    TextChoice,
-    TextLogprobs,
-    Usage,
-)
+from forerun.serve.replies import ChatChunkChoice, Choice, CompletionDetails, Delta, PromptDetails, Reply, Usage
 
 if TYPE_CHECKING:
     from forerun.models.tokenizer import Tokenizer
@@ -91,7 +78,7 @@ class Answer:
         self._tokenizer = tokenizer
         self._prediction = prediction_token_ids
         self._completions: list[Completion | None] = [None] * ask.num_jobs
-        self._builders = [_ChoiceBuilder(ask, index, tokenizer) for index in range(ask.num_jobs)]
+        self._builders = [ChoiceBuilder(ask, index, tokenizer) for index in range(ask.num_jobs)]
         self.num_unfinished = ask.num_jobs
 
     @property
@@ -135,18 +122,16 @@ class Answer:
         return encode(self._whole())
 
     def _chunks(self, index: int) -> list[Reply]:
-        builder, completion = self._builders[index], self._completions[index]
-        replies = []
-        if builder.has_text:
-            replies.append(self._chunk(builder.share(None)))
-        if completion is not None:
-            replies.append(self._with_reports(self._chunk(builder.share(completion.finish_reason)), index))
+        builder = self._builders[index]
+        replies = list(map(self._chunk, builder.shares()))
+        if self._completions[index] is not None:
+            replies.append(self._with_reports(self._chunk(builder.last_share()), index))
         return replies
 
     def _whole(self) -> Reply:
         reply = self._reply([])
-        for index, completion in enumerate(self.completions):
-            reply.choices.append(self._builders[index].whole(completion.finish_reason))
+        for index, builder in enumerate(self._builders):
+            reply.choices.append(builder.whole())
             self._with_reports(reply, index)
         reply.usage = self._usage()
         return reply
@@ -207,82 +192,3 @@ class Answer:
         missing = collections.Counter(self._prediction)
         missing.subtract(completion.token_ids)
         return sum(count for count in missing.values() if count > 0) if self._prediction else 0
-
-
-class _ChoiceBuilder:
-    """One choice, as it grows."""
-
-    def __init__(self, ask: Ask, index: int, tokenizer: Tokenizer) -> None:
-        self._ask, self._index, self._tokenizer = ask, index, tokenizer
-        self._has_logprobs = ask.params.logprobs is not None
-        self._awaits_prompt = ask.has_echo
-        self._num_chars = 0
-        self._pieces: list[str] = []
-        self._token_ids: list[int] = []
-        self._logprobs: Logprobs | None = None
-        self._held: list[EmittedToken] = []
-
-    @property
-    def has_text(self) -> bool:
-        """Whether there is text that no chunk has had yet."""
-        return any(self._pieces)
-
-    def take(self, tokens: Sequence[EmittedToken], completion: Completion | None) -> None:
-        """Adds tokens to what the next chunk says."""
-        if self._awaits_prompt:
-            if self._has_logprobs and completion is None:
-                self._held += tokens  # the prompt's log-probabilities come first, and with the completion
-                return
-            tokens = (*self._held, *tokens)
-            self._add_prompt(completion)
-            self._awaits_prompt = False
-        if not self._ask.is_score:
-            for token in tokens:
-                self._add(token)
-
-    def share(self, finish_reason: str | None) -> ChatChunkChoice | TextChoice:
-        """What has come since the last time, as the choice's share of a chunk."""
-        text, logprobs, token_ids = "".join(self._pieces), self._logprobs, self._token_ids
-        self._pieces, self._logprobs, self._token_ids = [], None, []
-        ids = token_ids if self._ask.has_token_ids else UNSET
-        if self._ask.is_chat:
-            return ChatChunkChoice(self._index, Delta(content=text or UNSET), logprobs, finish_reason, ids)
-        return TextChoice(self._index, text, logprobs, finish_reason, ids)
-
-    def whole(self, finish_reason: str) -> ChatChoice | TextChoice:
-        """The whole choice at once."""
-        if self._has_logprobs and self._logprobs is None:
-            self._logprobs = self._no_logprobs()
-        share = self.share(finish_reason)
-        if isinstance(share, TextChoice):
-            return share
-        text = "" if share.delta.content is UNSET else share.delta.content
-        return ChatChoice(share.index, ChatMessage(text), share.logprobs, finish_reason, share.token_ids)
-
-    def _add(self, token: EmittedToken) -> None:
-        if token.logprob is not None:
-            logprobs = self._logprobs = self._logprobs or self._no_logprobs()
-            if isinstance(logprobs, ChatLogprobs):
-                logprobs.content.append(chat_logprob(self._tokenizer, token.logprob))
-            else:
-                add_text_logprob(logprobs, self._tokenizer, token.logprob, self._num_chars)
-        if token.text:
-            self._pieces.append(token.text)
-            self._num_chars += len(token.text)
-        if self._ask.has_token_ids:
-            self._token_ids.append(token.token_id)
-
-    def _no_logprobs(self) -> ChatLogprobs | TextLogprobs:
-        return ChatLogprobs([]) if self._ask.is_chat else empty_text_logprobs()
-
-    def _add_prompt(self, completion: Completion | None) -> None:
-        prompt = self._ask.prompt_of(self._index)
-        text = prompt.text
-        if text is None:
-            text = self._tokenizer.decode(i for i in prompt.token_ids if i < self._tokenizer.vocab_size)
-        if self._has_logprobs:
-            assert completion is not None
-            logprobs = self._logprobs = empty_text_logprobs()
-            add_prompt(logprobs, self._tokenizer, completion.prompt_token_ids, completion.prompt_logprobs or ())
-        self._pieces.append(text)
-        self._num_chars = len(text)

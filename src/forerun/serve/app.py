@@ -29,7 +29,8 @@ from forerun.serve.logs import log_refusal
 from forerun.serve.meter import Meter
 from forerun.serve.problems import Problem
 from forerun.serve.respond import Answering, AnswerResponse
-from forerun.serve.responses import NAMES, ResponsesAnswer, ResponsesRequest, as_chat
+from forerun.serve.response_answers import ResponsesAnswer
+from forerun.serve.responses import NAMES, ResponsesRequest, as_chat, response_param
 from forerun.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from forerun.serve.settings import ServeSettings
 
@@ -131,30 +132,32 @@ def _add_generation(app: FastAPI, served: Served) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A request that the engine can be given.
+    """A request that can be served.
 
     Attributes:
         ask: what it asks for.
-        jobs: the same for the engine.
         names: from `problem_names`.
-        answer: makes the answer of what is measured per job.
+        answer: makes the answer of the jobs and of what is measured per job.
     """
 
     ask: Ask
-    jobs: list[Job]
     names: dict[str, str]
-    answer: Callable[[list[Meter]], Answering]
+    answer: Callable[[list[Job], list[Meter]], Answering]
 
 
 async def _run(request: Request, served: Served, prepare: Callable[[bytes], _Prepared]) -> Response:
     """From a request's body to its answer."""
-    served.model()
+    llm = served.model()
     raw = await _body(request, served)
-    prepared = await asyncio.to_thread(prepare, raw) if len(raw) > LONG_BODY_BYTES else prepare(raw)
-    ask, hub = prepared.ask, served.hub
-    inbox = hub.submit(prepared.jobs, is_stream=ask.is_stream, is_score=ask.is_score)
+    is_long = len(raw) > LONG_BODY_BYTES
+    prepared = await asyncio.to_thread(prepare, raw) if is_long else prepare(raw)
+    ask, names, hub = prepared.ask, prepared.names, served.hub
+    structured = ask.form.structured
+    takes_time = is_long or (structured is not None and not llm.knows_grammar(structured))
+    jobs = await asyncio.to_thread(make_jobs, ask, llm, names) if takes_time else make_jobs(ask, llm, names)
+    inbox = hub.submit(jobs, is_stream=ask.is_stream, is_score=ask.is_score)
     hub.metrics.count_request(ask.num_choices, ask.params.max_tokens)
-    return AnswerResponse(prepared.answer(inbox.meters), inbox, prepared.names)
+    return AnswerResponse(prepared.answer(jobs, inbox.meters), inbox, names)
 
 
 def _prepare(
@@ -166,26 +169,31 @@ def _prepare(
 ) -> _Prepared:
     llm, body = served.model(), parse(raw, schema)
     identity = Identity(served.check_name(body.model), served.identity.fingerprint)
-    ask, names = read_ask(body, llm, served.settings), problem_names(body)
-    jobs = make_jobs(ask, llm, names)
-    name, expected = body.request_id or prefix + request.scope["request_id"], jobs[0].request.prediction
-    return _Prepared(ask, jobs, names, lambda meters: Answer(ask, name, identity, llm.tokenizer, meters, expected))
+    ask = read_ask(body, llm, served.settings)
+    name = body.request_id or prefix + request.scope["request_id"]
+
+    def answer(jobs: list[Job], meters: list[Meter]) -> Answer:
+        return Answer(ask, name, identity, llm.tokenizer, meters, jobs[0].request.prediction)
+
+    return _Prepared(ask, problem_names(body, ask.form), answer)
 
 
 def _prepare_response(raw: bytes, request: Request, served: Served) -> _Prepared:
     llm, body = served.model(), parse(raw, ResponsesRequest)
     identity = Identity(served.check_name(body.model), served.identity.fingerprint)
     chat = as_chat(body)
-    names = problem_names(chat)
-    names = {name: NAMES.get(theirs, theirs) for name, theirs in (NAMES | names).items()}
     try:
         ask = read_ask(chat, llm, served.settings)
-        jobs = make_jobs(ask, llm, names)
     except Problem as problem:
-        param = problem.param and NAMES.get(problem.param, problem.param)
+        param = problem.param and response_param(problem.param)
         raise Problem(problem.status, problem.message, param, problem.code) from None
+    names = {name: response_param(theirs) for name, theirs in (NAMES | problem_names(chat, ask.form)).items()}
     name = request.scope["request_id"]
-    return _Prepared(ask, jobs, names, lambda meters: ResponsesAnswer(body, ask, name, identity, meters[0]))
+
+    def answer(jobs: list[Job], meters: list[Meter]) -> ResponsesAnswer:
+        return ResponsesAnswer(body, ask, name, identity, llm.tokenizer, meters[0])
+
+    return _Prepared(ask, names, answer)
 
 
 def _add_tokens(app: FastAPI, served: Served) -> None:
@@ -221,7 +229,7 @@ def _encode(body: TokenizeRequest, llm: LLM) -> list[int]:
         raise Problem(400, "give either prompt or messages", "prompt")
     if body.messages is not None:
         begins_turn = body.add_generation_prompt is not False
-        return llm.encode_messages(plain_messages(body.messages), add_generation_prompt=begins_turn)
+        return llm.encode_messages(plain_messages(body.messages, llm), add_generation_prompt=begins_turn)
     assert body.prompt is not None
     adds_bos = llm.tokenizer.adds_bos and body.add_special_tokens is not False
     return llm.tokenizer.encode(body.prompt, add_bos=adds_bos)

@@ -12,7 +12,7 @@ from forerun.serve.drafting import Drafting, drafting_of
 from forerun.serve.problems import Problem
 from forerun.serve.schema import ChatRequest, CompletionRequest, GenerationFields, Message
 from forerun.serve.settings import ServeSettings
-from forerun.serve.structured import check_structured
+from forerun.serve.structured import Form, Offer, check_calls, read_form
 from forerun.types import MAX_GENERATED_SEED, MAX_SEED, SamplingParams
 from forerun.verify import RULES
 
@@ -49,6 +49,7 @@ class Ask:
         num_choices: per prompt; choice i of prompt p has index p * num_choices + i.
         params: of every choice, with the seed of the first.
         drafting: who drafts.
+        form: what every choice must look like.
         is_chat: a conversation.
         is_stream: the answer is streamed.
         has_usage: a stream's last chunk holds the totals.
@@ -64,6 +65,7 @@ class Ask:
     num_choices: int
     params: SamplingParams
     drafting: Drafting
+    form: Form
     is_chat: bool
     is_stream: bool
     has_usage: bool
@@ -90,7 +92,7 @@ def read_ask(request: CompletionRequest | ChatRequest, llm: LLM, settings: Serve
     Raises:
         Problem: it can't be served as asked; names the field.
     """
-    check_structured(request)
+    form = read_form(request, llm)
     is_stream = bool(request.stream)
     if request.stream_options is not None and not is_stream:
         raise Problem(400, "stream_options is given without stream; send both or neither", "stream_options")
@@ -100,7 +102,7 @@ def read_ask(request: CompletionRequest | ChatRequest, llm: LLM, settings: Serve
     try:
         drafting = drafting_of(request, settings)
         if chat is not None:
-            prompts: tuple[Prompt, ...] = (Prompt(_encode_chat(chat, llm)),)
+            prompts: tuple[Prompt, ...] = (Prompt(_encode_chat(chat, llm, form.offer)),)
             num_top = _chat_logprobs(chat)
         else:
             assert isinstance(request, CompletionRequest)
@@ -121,6 +123,7 @@ def read_ask(request: CompletionRequest | ChatRequest, llm: LLM, settings: Serve
         num_choices=num_choices,
         params=params,
         drafting=drafting,
+        form=form,
         is_chat=chat is not None,
         is_stream=is_stream,
         has_usage=request.stream_options is not None and request.stream_options.include_usage,
@@ -134,7 +137,7 @@ def read_ask(request: CompletionRequest | ChatRequest, llm: LLM, settings: Serve
 
 
 def make_jobs(ask: Ask, llm: LLM, names: Mapping[str, str]) -> list[Job]:
-    """The engine's jobs, in the order of their indices.
+    """The engine's jobs, in the order of their indices. A grammar that isn't known yet takes up to seconds.
 
     Args:
         ask: from `read_ask`.
@@ -144,9 +147,11 @@ def make_jobs(ask: Ask, llm: LLM, names: Mapping[str, str]) -> list[Job]:
     Raises:
         Problem: the engine can't serve one.
     """
-    drafting, params = ask.drafting, ask.params
+    drafting, params, form = ask.drafting, ask.params, ask.form
     jobs = []
     try:
+        # Once, so that no choice finds it forgotten.
+        grammar = None if form.structured is None else llm.compile_grammar(form.structured)
         for index in range(ask.num_jobs):
             if params.seed is not None and ask.num_jobs > 1:
                 choice = index % ask.num_choices
@@ -162,6 +167,8 @@ def make_jobs(ask: Ask, llm: LLM, names: Mapping[str, str]) -> list[Job]:
                     k=drafting.k,
                     priority=ask.priority,
                     salt=ask.salt,
+                    grammar=grammar,
+                    shown_ids=frozenset() if form.offer is None else form.offer.form.shown_ids,
                 )
             )
     except RequestError as error:
@@ -169,9 +176,9 @@ def make_jobs(ask: Ask, llm: LLM, names: Mapping[str, str]) -> list[Job]:
     return jobs
 
 
-def problem_names(request: GenerationFields) -> dict[str, str]:
-    """The request's names of fields that the engine calls otherwise."""
-    names = dict(_NAMES)
+def problem_names(request: GenerationFields, form: Form | None = None) -> dict[str, str]:
+    """The request's names of fields that the engine calls otherwise; the form is known once it is read."""
+    names = dict(_NAMES) if form is None else _NAMES | {"grammar": form.param}
     if isinstance(request, ChatRequest):
         names |= _CHAT_NAMES
         if request.max_completion_tokens is not None:
@@ -295,8 +302,13 @@ def _ids_prompt(token_ids: Any, llm: LLM, name: str) -> Prompt:
     return Prompt(token_ids)
 
 
-def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as the chat template reads them. What is called developer is the system."""
+def plain_messages(messages: Sequence[Message], llm: LLM) -> list[dict[str, Any]]:
+    """Messages as the chat template reads them. What is called developer is the system.
+
+    Raises:
+        Problem: one holds calls, and the template knows none.
+    """
+    check_calls(messages, llm)
     return [
         {name: value for name, value in _message_fields(message).items() if value is not None} for message in messages
     ]
@@ -309,14 +321,16 @@ def _message_fields(message: Message) -> dict[str, Any]:
         "content": "".join(part.text for part in content) if isinstance(content, list) else content,
         "name": message.name,
         "reasoning_content": message.reasoning_content or message.reasoning or message.thinking,
+        "tool_calls": [call.model_dump() for call in message.tool_calls] if message.tool_calls else None,
         "tool_call_id": message.tool_call_id,
     }
 
 
-def _encode_chat(request: ChatRequest, llm: LLM) -> Sequence[int]:
+def _encode_chat(request: ChatRequest, llm: LLM, offer: Offer | None) -> Sequence[int]:
     begins_turn = request.add_generation_prompt
     return llm.encode_messages(
-        plain_messages(request.messages),
+        plain_messages(request.messages, llm),
+        None if offer is None else offer.tools,
         add_generation_prompt=not request.continue_final_message if begins_turn is None else begins_turn,
         extra=request.chat_template_kwargs,
         continue_final_message=bool(request.continue_final_message),

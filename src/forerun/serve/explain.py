@@ -22,8 +22,9 @@ def explain(error: ValidationError, body: dict[str, Any], schema: type[BaseModel
         schema: the body's own.
     """
     details = error.errors(include_url=False, include_context=True)
-    # An unknown field beside a wrong value may follow from it, as the url of an image does from the part's type.
-    details.sort(key=lambda detail: detail["type"] == "extra_forbidden")
+    # An unknown field beside a wrong value may follow from it, as the url of an image does from the part's type; and
+    # what is wrong within an object says more than that it is no text, where it might be one.
+    details.sort(key=lambda detail: (detail["type"] == "extra_forbidden", -_num_names(detail, body)))
     literal = next((d for d in details if d["type"] == "literal_error" and d["loc"][-1] == "type"), None)
     detail = literal or details[0]
     steps, value = _walk(detail["loc"], body)
@@ -31,8 +32,7 @@ def explain(error: ValidationError, body: dict[str, Any], schema: type[BaseModel
     if detail["type"] == "extra_forbidden":
         return _unknown_field(path, steps, schema, body)
     if detail["type"] == "missing":
-        name = str(detail["loc"][-1])
-        path = f"{path}.{name}" if path and not path.endswith(name) else path or name
+        path = _path([*steps, detail["loc"][-1]])
         return Problem(400, f"{path} is missing", path, "missing_field")
     hint = _hint(steps, schema) or _wanted(detail)
     return Problem(400, f"{path} is {_shown(value)}, but {hint}", path)
@@ -49,6 +49,12 @@ def _walk(loc: tuple[int | str, ...], body: Any) -> tuple[list[int | str], Any]:
             value = value[step]
             steps.append(step)
     return steps, value
+
+
+def _num_names(detail: Any, body: Any) -> int:
+    """How deep within objects an error is."""
+    steps, _ = _walk(detail["loc"], body)
+    return sum(isinstance(step, str) for step in steps) + (detail["type"] == "missing")
 
 
 def _path(steps: list[int | str]) -> str:
@@ -101,11 +107,16 @@ def _field(steps: list[int | str], schema: type[BaseModel]) -> Any:
     for step in steps:
         if isinstance(step, int):
             continue
-        field = model.model_fields.get(step) if model else None
+        field = _fields(model).get(step) if model else None
         if field is None:
             break
         found, model = field, _model_in(field.annotation)
     return found
+
+
+def _fields(model: type[BaseModel]) -> dict[str, Any]:
+    """A schema's fields by the names that bodies have for them."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
@@ -121,9 +132,9 @@ def _unknown_field(path: str, steps: list[int | str], schema: type[BaseModel], b
     name = str(steps[-1]) if steps else ""
     model: type[BaseModel] | None = schema
     for step in steps[:-1]:
-        if isinstance(step, str) and model is not None and step in model.model_fields:
-            model = _model_in(model.model_fields[step].annotation)
-    known = list(model.model_fields) if model else []
+        if isinstance(step, str) and model is not None and step in _fields(model):
+            model = _model_in(_fields(model)[step].annotation)
+    known = list(_fields(model)) if model else []
     close = difflib.get_close_matches(name, known, 1, 0.6)
     advice = f"; did you mean {close[0]!r}?" if close else ""
     return Problem(400, f"{shown(path)} is no field that this server knows{advice}", path, "unknown_field")

@@ -109,7 +109,32 @@ class TextLogprobs(Struct):
 
 
 Logprobs = ChatLogprobs | TextLogprobs
+Drafts = list[tuple[str, bool]]  # what each token of a chunk adds to its text, and whether the token was a draft
 PromptLogprobs = list[dict[str, dict[str, Any]] | None]
+
+
+class Function(Struct):
+    """What is called, or what a chunk adds to it."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class CallDelta(Struct):
+    """What a chunk adds to a call; all but the arguments come with its first."""
+
+    index: int
+    function: Function
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+
+class Call(Struct):
+    """A whole call."""
+
+    id: str
+    function: Function
+    type: str = "function"
 
 
 class Delta(Struct):
@@ -117,14 +142,16 @@ class Delta(Struct):
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    tool_calls: list[CallDelta] | UnsetType = UNSET
 
 
 class ChatMessage(Struct):
-    """The answer."""
+    """The answer; a null content is that of calls alone."""
 
-    content: str
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    tool_calls: list[Call] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct):
@@ -135,6 +162,7 @@ class ChatChunkChoice(Struct):
     logprobs: Logprobs | None = None
     finish_reason: str | None = None
     token_ids: list[int] | UnsetType = UNSET
+    draft: Drafts | UnsetType = UNSET
     timings: Timings | UnsetType = UNSET
     metrics: RequestMetrics | UnsetType = UNSET
 
@@ -161,6 +189,7 @@ class TextChoice(Struct):
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    draft: Drafts | UnsetType = UNSET
     timings: Timings | UnsetType = UNSET
     metrics: RequestMetrics | UnsetType = UNSET
 

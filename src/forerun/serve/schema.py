@@ -35,12 +35,6 @@ def inert(text: str = "Accepted, without effect on the answer.") -> Any:
     return Field(None, description=text, json_schema_extra={"x-support": "inert"})
 
 
-def later(text: str, must: str | None = None) -> Any:
-    """A field that `structured` refuses wherever it asks for something."""
-    extra: dict[str, Any] = {"x-support": "limited"} | ({"x-must": must} if must else {})
-    return Field(None, description=f"{text} Not in this build.", json_schema_extra=extra)
-
-
 def limited(why: str) -> Any:
     """A field of which only the values that ask for nothing are accepted."""
     return Field(None, description=why, json_schema_extra={"x-support": "limited", "x-must": why})
@@ -82,64 +76,68 @@ class TextPart(Schema):
 class JsonSchemaFormat(Schema):
     """`response_format.json_schema`."""
 
-    name: str | None = None
-    description: str | None = None
-    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
-    strict: bool | None = None
+    name: str | None = inert()
+    description: str | None = inert()
+    schema_: dict[str, Any] = field(
+        ..., "The JSON schema; a keyword that can't be enforced is refused.", alias="schema"
+    )
+    strict: bool | None = field(None, "False leaves out what can't be enforced instead of refusing it.")
 
 
 class ResponseFormat(Schema):
     """`response_format`."""
 
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchemaFormat | None = None
+    type: Literal["text", "json_object", "json_schema"] = field(..., "`json_schema` needs the field of that name.")
+    json_schema: JsonSchemaFormat | None = field(None, "What the JSON must be like.")
 
 
 class StructuredOutputs(Schema):
-    """`structured_outputs`: one constraint."""
+    """`structured_outputs`: exactly one of its fields."""
 
-    json_: dict[str, Any] | str | None = Field(None, alias="json")
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
+    json_: dict[str, Any] | str | None = field(
+        None, "A JSON schema, or its text.", must="must be an object or a JSON text", alias="json"
+    )
+    regex: str | None = field(None, "An expression of Rust's regex crate that matches the whole text.")
+    choice: list[str] | None = field(None, "One of these texts.")
+    grammar: str | None = field(None, "A Lark grammar; its rule `start` is the text.")
+    json_object: bool | None = field(None, "True for any JSON object.")
 
 
 class FunctionCall(Schema):
     """What an assistant called."""
 
-    name: str
-    arguments: str
+    name: str = field(..., "Of the function.")
+    arguments: str = field(..., "The JSON text of an object.")
 
 
 class ToolCall(Schema):
     """One call in an assistant's message."""
 
-    id: str
-    type: Literal["function"] = "function"
-    function: FunctionCall
+    id: str = field(..., "As the answer had it.")
+    type: Literal["function"] = field("function", "Only functions.")
+    function: FunctionCall = field(..., "What was called.")
 
 
 class FunctionSpec(Schema):
     """A function that the model may call."""
 
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    name: str = field(..., "1 to 64 letters, digits, underscores and dashes.")
+    description: str | None = field(None, "For the model.")
+    parameters: dict[str, Any] | None = field(None, "JSON schema of the arguments; none when absent.")
+    strict: bool | None = field(None, "True promises arguments by the schema; see below.")
 
 
 class Tool(Schema):
     """One entry of `tools`."""
 
-    type: Literal["function"]
-    function: FunctionSpec
+    type: Literal["function"] = field(..., "Only functions.", must="must be 'function'")
+    function: FunctionSpec = field(..., "What may be called.")
 
 
 class NamedFunction(Schema):
     """The function that must be called."""
 
-    name: str
+    name: str = field(..., "Of one of the tools.")
 
 
 class NamedToolChoice(Schema):
@@ -162,7 +160,7 @@ class Message(Schema):
     reasoning_content: str | None = field(None, "What an assistant thought.")
     reasoning: str | None = field(None, "Another name of `reasoning_content`.")
     thinking: str | None = field(None, "Another name of `reasoning_content`.")
-    tool_calls: list[ToolCall] | None = later("What an assistant called.")
+    tool_calls: list[ToolCall] | None = field(None, "What an assistant called, for templates that know tools.")
     tool_call_id: str | None = field(None, "Which call a tool's message answers; passed on to the template.")
     refusal: str | None = inert()
     annotations: list[Any] | None = inert()
@@ -230,9 +228,13 @@ class GenerationFields(Schema):
     request_id: Annotated[str, Field(min_length=1, max_length=128)] | None = field(
         None, "The answer's id; also as header `X-Request-Id`."
     )
-    response_format: ResponseFormat | None = later("`text`, `json_object` or `json_schema`; all but `text`:")
-    structured_outputs: StructuredOutputs | None = later("A constraint on the text.")
-    grammar: str | None = later("A grammar that the text follows.")
+    response_format: ResponseFormat | None = field(
+        None, "`text`, `json_object` or `json_schema`: what the text must be."
+    )
+    structured_outputs: StructuredOutputs | None = field(
+        None, "The same by one of `json`, `regex`, `choice`, `grammar` and `json_object`."
+    )
+    grammar: str | None = field(None, "The same by a Lark grammar.")
     user: str | None = inert()
     metadata: dict[str, Any] | None = inert()
     safety_identifier: str | None = inert()
@@ -267,12 +269,13 @@ class ChatRequest(GenerationFields):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = field(
         None, "With so many alternatives; needs `logprobs`."
     )
-    tools: list[Tool] | None = later("Functions that the model may call.")
-    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = later(
-        "Whether it must, and which.",
+    tools: list[Tool] | None = field(None, "Functions that the model may call, for templates that know tools.")
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = field(
+        None,
+        "Whether it may or must call, and which; default `auto`. `none` leaves `tools` out of the prompt.",
         must="must be 'none', 'auto', 'required' or name a function",
     )
-    parallel_tool_calls: bool | None = later("Whether one answer may hold several calls.")
+    parallel_tool_calls: bool | None = field(None, "False: one call per answer at most. Default true.")
     chat_template_kwargs: dict[str, Any] | None = field(None, "Further variables of the chat template.")
     add_generation_prompt: bool | None = field(None, "End the prompt with the beginning of an assistant's turn.")
     continue_final_message: bool | None = field(None, "Continue the last message instead of answering it.")

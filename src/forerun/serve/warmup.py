@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from forerun.errors import RequestError
+from forerun.models.structured import Structured
 from forerun.serve.app import Served
 from forerun.types import SamplingParams
 
@@ -16,12 +20,14 @@ _NUM_TOKENS = 24
 
 
 async def warm_up(served: Served, llm: LLM) -> None:
-    """Runs a greedy and a sampled request with log-probabilities, as requests come in.
+    """Compiles a grammar, which reads the vocabulary, and runs a greedy and a sampled request, as requests come in.
 
     Raises:
         ForerunError: the model can't run.
     """
     settings = served.settings
+    with suppress(RequestError):  # a vocabulary without braces
+        await asyncio.to_thread(llm.compile_grammar, Structured.json_object())
     token_ids = llm.encode(_TEXT)[: max(1, llm.limits.max_model_len // 2)]
     variants = (
         SamplingParams(max_tokens=_NUM_TOKENS, ignore_eos=True),
