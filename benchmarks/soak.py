@@ -51,6 +51,7 @@ class Soak:
         num_tokens: delivered.
         load: what the server says it has to do when nobody asks anything any more.
         is_same: whether the known question had its answer again.
+        failures: what requests failed of.
     """
 
     samples: list[tuple[float, int]] = field(default_factory=list)
@@ -60,6 +61,7 @@ class Soak:
     num_tokens: int = 0
     load: dict[str, int] = field(default_factory=dict)
     is_same: bool = False
+    failures: set[str] = field(default_factory=set)
 
     @property
     def growth(self) -> float:
@@ -100,7 +102,7 @@ async def _run(arguments: argparse.Namespace, model: str, console: Console) -> S
         soak = Soak()
         known = await asyncio.to_thread(_known_answer, address)
         async with Client(Target(address)) as client:
-            style = Style(client.target.model or "", MAX_TOKENS[0], is_stream=False)
+            style = Style(client.model, MAX_TOKENS[0], is_stream=False)
             deadline_s = time.monotonic() + 60.0 * arguments.minutes
             watcher = asyncio.create_task(_watch(server, soak, console))
             workers = [_client(client, style, number, deadline_s, soak) for number in range(NUM_CLIENTS)]
@@ -137,6 +139,8 @@ async def _client(client: Client, style: Style, number: int, deadline_s: float, 
             continue
         soak.num_answers += answer.is_ok
         soak.num_failed += not answer.is_ok
+        if not answer.is_ok:
+            soak.failures.add(f"{answer.error}: {answer.detail}"[:200])
         soak.num_tokens += answer.num_tokens
 
 
@@ -165,6 +169,7 @@ def _document(soak: Soak, arguments: argparse.Namespace, model_path: Path) -> di
         "num_answers": soak.num_answers,
         "num_left": soak.num_left,
         "num_failed": soak.num_failed,
+        "failures": sorted(soak.failures)[:20],
         "tok_per_s": round(soak.num_tokens / (60.0 * arguments.minutes), 1),
         "settled_mib": round(settled[0] / 2**20, 1),
         "last_mib": round(settled[-1] / 2**20, 1),
