@@ -218,7 +218,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (tool(parameters={"type": "array"}), "tools"),
     (tool(parameters={"type": "strange"}) | {"tool_choice": "required"}, "tools"),
     (tool(parameters={"properties": {"a": {"$ref": "#/none"}}}) | {"tool_choice": "required"}, "tools"),
-    (tool(parameters={"properties": {"a": {"$ref": "#"}}, "required": ["a"]}) | {"tool_choice": NAMED}, "tools"),
+    (
+        tool(parameters={"properties": {"a": {"$ref": "#"}}, "type": "object", "required": ["a"]})
+        | {"tool_choice": NAMED},
+        "tools",
+    ),
     (tool(parameters={"enum": ["x" * 200_000]}) | {"tool_choice": "required"}, "tools"),
     (tool(strict=True), "tools[1].function.strict"),
     (tool(strict="yes"), "tools[1].function.strict"),
