@@ -95,6 +95,7 @@ async def test_calls_whole_and_streamed(name: str, group: int, is_paced: bool) -
     assert streamed["token_ids"] == choice["token_ids"] == [*TOY.encode(text), 2]
     assert streamed["logprobs"] == choice["logprobs"]["content"]
     assert len(streamed["logprobs"]) == whole["usage"]["completion_tokens"] == len(choice["token_ids"])
+    assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": None}
     for event in events[1:]:
         (one,) = event["choices"]
         assert "".join(piece for piece, _ in one["draft"]) == one["delta"].get("content", "")

@@ -54,7 +54,7 @@ def _walk(loc: tuple[int | str, ...], body: Any) -> tuple[list[int | str], Any]:
 def _num_names(detail: Any, body: Any) -> int:
     """How deep within objects an error is."""
     steps, _ = _walk(detail["loc"], body)
-    return sum(isinstance(step, str) for step in steps) + (detail["type"] == "missing")
+    return sum(isinstance(step, str) for step in steps) + int(detail["type"] == "missing")
 
 
 def _path(steps: list[int | str]) -> str:
