@@ -95,6 +95,7 @@ async def test_calls_whole_and_streamed(name: str, group: int, is_paced: bool) -
     assert streamed["token_ids"] == choice["token_ids"] == [*TOY.encode(text), 2]
     assert streamed["logprobs"] == choice["logprobs"]["content"]
     assert len(streamed["logprobs"]) == whole["usage"]["completion_tokens"] == len(choice["token_ids"])
+    assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": None}
     for event in events[1:]:
         (one,) = event["choices"]
         assert "".join(piece for piece, _ in one["draft"]) == one["delta"].get("content", "")
@@ -196,8 +197,6 @@ def tool(**changes: Any) -> dict[str, Any]:
     return {"tools": [NOW, {"type": "function", "function": WEATHER["function"] | changes}]}
 
 
-NAMED = {"type": "function", "function": {"name": "weather"}}
-
 WRONG: list[tuple[dict[str, Any], str]] = [
     (history(arguments="{"), "messages"),
     (history(arguments="[]"), "messages"),
@@ -218,7 +217,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (tool(parameters={"type": "array"}), "tools"),
     (tool(parameters={"type": "strange"}) | {"tool_choice": "required"}, "tools"),
     (tool(parameters={"properties": {"a": {"$ref": "#/none"}}}) | {"tool_choice": "required"}, "tools"),
-    (tool(parameters={"properties": {"a": {"$ref": "#"}}, "required": ["a"]}) | {"tool_choice": NAMED}, "tools"),
     (tool(parameters={"enum": ["x" * 200_000]}) | {"tool_choice": "required"}, "tools"),
     (tool(strict=True), "tools[1].function.strict"),
     (tool(strict="yes"), "tools[1].function.strict"),

@@ -15,7 +15,6 @@ from forerun.models.tool_calls import ARGS_MARK, CLOSE_MARK, OPEN_MARKS, ToolSyn
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,7 +23,7 @@ class Tool:
 
     Attributes:
         name: letters, digits, underscores and dashes.
-        parameters: JSON schema of its arguments.
+        parameters: JSON schema of its arguments, an object.
     """
 
     name: str
@@ -207,7 +206,7 @@ def _read_tool(where: str, tool: Any) -> Tool:
             "tools",
         )
     check_depth(parameters, f"{where}.function.parameters", "tools")
-    return Tool(name, parameters or _ANY_ARGUMENTS)
+    return Tool(name, {"type": "object", **parameters})
 
 
 def _any_call(tools: Sequence[Tool], arguments_key: str, place: str) -> dict[str, Any]:

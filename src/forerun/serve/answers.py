@@ -97,7 +97,9 @@ class Answer:
         """The events before any token: the roles of a chat."""
         if not self._ask.is_chat:
             return b""
-        roles = [self._chunk(ChatChunkChoice(i, Delta("assistant", ""))) for i in range(self._ask.num_jobs)]
+        # A call has no text, not an empty one; where there may be calls it is not known yet.
+        role = Delta("assistant", "" if self._ask.form.offer is None else None)
+        roles = [self._chunk(ChatChunkChoice(i, role)) for i in range(self._ask.num_jobs)]
         return b"".join(map(event, roles))
 
     def step(self, index: int) -> bytes:

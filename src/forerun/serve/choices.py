@@ -107,8 +107,7 @@ class ChoiceBuilder:
         pairs = drafts if self._has_drafts else UNSET
         if self._ask.is_chat:
             return ChatChunkChoice(self._index, delta, logprobs, finish_reason, ids, pairs)
-        text = "" if delta.content is UNSET else delta.content
-        return TextChoice(self._index, text, logprobs, finish_reason, ids, draft=pairs)
+        return TextChoice(self._index, delta.content or "", logprobs, finish_reason, ids, draft=pairs)
 
     def _add(self, token: EmittedToken) -> None:
         if token.logprob is not None:

@@ -141,7 +141,7 @@ class Delta(Struct):
     """What a chunk adds to a message."""
 
     role: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
     tool_calls: list[CallDelta] | UnsetType = UNSET
 
 

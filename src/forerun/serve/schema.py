@@ -124,7 +124,9 @@ class FunctionSpec(Schema):
     name: str = field(..., "1 to 64 letters, digits, underscores and dashes.")
     description: str | None = field(None, "For the model.")
     parameters: dict[str, Any] | None = field(None, "JSON schema of the arguments; none when absent.")
-    strict: bool | None = field(None, "True promises arguments by the schema; see below.")
+    strict: bool | None = field(
+        None, "True promises arguments by the schema; takes a `tool_choice` that forces a call."
+    )
 
 
 class Tool(Schema):
