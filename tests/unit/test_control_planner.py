@@ -379,13 +379,13 @@ def test_f061_rows_go_to_whom_they_bring_most_and_to_nobody_when_all_are_dear() 
 def test_prompts_beside_streams_are_bounded_by_what_steps_take() -> None:
     costs = CostCurve(tuple(range(1, 65)), tuple(4.0 * cheap_rows(rows) for rows in range(1, 65)), 0, 0.0, 0.0)
     controller = Controller(lambda: StepCosts(costs), 200, 256)
-    assert controller.prompt_rows(0, 1) == 200
-    assert controller.prompt_rows(4, 5) == 32  # until costs are known
+    assert controller.prompt_rows(0, 1, 0) == 200
+    assert controller.prompt_rows(4, 5, 0) == 32  # until costs are known
     known = controller.measure()
     for num_decoding in (1, 4, 16):
-        rows = controller.prompt_rows(num_decoding, num_decoding)
-        assert controller.prompt_rows(num_decoding, 32) > rows
+        rows = controller.prompt_rows(num_decoding, num_decoding, 0)
+        assert controller.prompt_rows(num_decoding, 32, 0) > rows
         longest_s = 2.5 * known.step_s(num_decoding, num_decoding, 0.0)
         assert known.step_s(num_decoding + rows, num_decoding + 1, 0.0) <= longest_s
         assert known.step_s(num_decoding + rows + 1, num_decoding + 1, 0.0) > longest_s
-    assert controller.prompt_rows(255, 255) == 1
+    assert controller.prompt_rows(255, 255, 0) == 1

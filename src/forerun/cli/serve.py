@@ -238,7 +238,7 @@ def _served(settings: ServeSettings) -> Served:
 def _load(path: Path, engine: EngineOptions, limits: LimitOptions) -> LLM:
     from forerun.engine.llm import LLM
 
-    return LLM(
+    llm = LLM(
         path,
         backend=engine.backend,
         device=engine.device,
@@ -251,6 +251,8 @@ def _load(path: Path, engine: EngineOptions, limits: LimitOptions) -> LLM:
         max_running=limits.max_running,
         prefix_cache=engine.prefix_cache,
     )
+    llm.engine.controller.measure()  # also without drafts: it bounds what prompts may add to a step
+    return llm
 
 
 def _facts(path: Path, llm: LLM, engine: EngineOptions) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from forerun.errors import EngineFault, ForerunError, RequestError
 BOUND_STEPS = 16  # steps for which the terms of a load hold
 MAX_NODES_PRICED = 64
 MAX_STRETCH = 2.5  # how much longer than a step of plain decoding one with rows of prompts may be
-MIN_STEP_S = 0.02  # and how long at least: few rows at a time make prompts slow, and nobody sees the difference
+MIN_STEP_S = 0.014  # and how long at least: few rows at a time make prompts slow, and nobody sees the difference
 MIN_PROMPT_ROWS = 8
 PROMPT_ROWS = 32  # where nobody knows what steps take
 
@@ -26,7 +26,7 @@ class StepLoad:
         num_decoding: sequences whose next token is decoded, a row each.
         num_prompt_rows: rows of prompts.
         num_seqs: sequences with rows, those of prompts included.
-        context_len: tokens that they have in the cache, on the average.
+        context_len: tokens that a row sees, on the average.
         num_present: requests that are there, waiting ones too, as far as they could run together.
     """
 
@@ -91,7 +91,7 @@ class Controller:
             self._costs = self._find_costs()
         return self._costs
 
-    def prompt_rows(self, num_decoding: int, num_present: int) -> int:
+    def prompt_rows(self, num_decoding: int, num_present: int, context_len: int) -> int:
         """Rows of prompts that a step may have beside the last tokens of so many requests.
 
         Whoever decodes waits for the whole step. It may become `MAX_STRETCH` times as long as it would be if all that
@@ -100,6 +100,7 @@ class Controller:
         Args:
             num_decoding: requests whose next token is decoded.
             num_present: these, and those that would.
+            context_len: tokens that the rows of the prompts see.
         """
         most = min(self._chunk, self._max_rows - num_decoding)
         if num_decoding == 0:
@@ -112,7 +113,9 @@ class Controller:
         low, high = min(most, MIN_PROMPT_ROWS), most
         while low < high:
             middle = (low + high + 1) // 2
-            if costs.step_s(num_decoding + middle, num_decoding + 1, costs.context_len) <= longest_s:
+            num_rows = num_decoding + middle
+            mean_len = (num_decoding * costs.context_len + middle * context_len) / num_rows
+            if costs.step_s(num_rows, num_decoding + 1, mean_len) <= longest_s:
                 low = middle
             else:
                 high = middle - 1

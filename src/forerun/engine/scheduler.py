@@ -83,18 +83,23 @@ class Scheduler:
                 return
         raise EngineFault(f"request {run.run_id} is not in line")
 
-    def schedule(self, prompt_rows: Callable[[int, int], int]) -> tuple[list[Turn], list[tuple[Run, ForerunError]]]:
+    def schedule(
+        self, prompt_rows: Callable[[int, int, int], int]
+    ) -> tuple[list[Turn], list[tuple[Run, ForerunError]]]:
         """The turns of a step, and the requests that can't run at all, which are out of line then.
 
         Args:
-            prompt_rows: the most rows of prompts, by the number of requests that decode and of those present.
+            prompt_rows: the most rows of prompts, by the numbers of requests that decode and that are present, and by
+                the tokens that the rows see.
         """
         failed: list[tuple[Run, ForerunError]] = []
         self._reserve_last_tokens(failed)
-        while self._num_prompt_rows() < prompt_rows(self._num_decoding(), self.num_present) and self._admit(failed):
-            pass
+        # Who comes in shares what the prompts before it leave over; how long its own text is matters next time.
+        while self._num_prompt_rows() < prompt_rows(self._num_decoding(), self.num_present, self._prompt_context()):
+            if not self._admit(failed):
+                break
         turns = [Turn(run, run.sequence.committed_len, True) for run in self.running if run.is_decoding]
-        budget = prompt_rows(len(turns), self.num_present)
+        budget = prompt_rows(len(turns), self.num_present, self._prompt_context())
         for run in self.running:
             if budget > 0 and not run.is_decoding:
                 turns.append(_prompt_turn(run, budget))
@@ -151,6 +156,10 @@ class Scheduler:
 
     def _num_decoding(self) -> int:
         return sum([run.is_decoding for run in self.running])
+
+    def _prompt_context(self) -> int:
+        """Tokens that the next prompt's rows see, at least."""
+        return next((run.sequence.cached_len for run in self.running if not run.is_decoding), 0)
 
     def _num_prompt_rows(self) -> int:
         """Rows that the prompts of running requests still lack."""

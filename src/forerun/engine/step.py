@@ -124,12 +124,14 @@ class _Result:
 def _load(turns: Sequence[Turn], num_present: int) -> StepLoad:
     num_decoding = num_prompt_rows = context_len = 0
     for turn in turns:
-        context_len += turn.end
+        num_rows = turn.end - turn.run.sequence.cached_len
+        context_len += num_rows * turn.end
         if turn.is_decoding:
             num_decoding += 1
         else:
-            num_prompt_rows += turn.end - turn.run.sequence.cached_len
-    return StepLoad(num_decoding, num_prompt_rows, len(turns), context_len / len(turns), num_present)
+            num_prompt_rows += num_rows
+    mean_len = context_len / (num_decoding + num_prompt_rows)
+    return StepLoad(num_decoding, num_prompt_rows, len(turns), mean_len, num_present)
 
 
 def _draft(turns: Sequence[Turn], load: StepLoad, controller: Controller) -> tuple[list[_Drafted], list[Outcome]]:

@@ -249,9 +249,12 @@ class GenerationFields(Schema):
 class CompletionRequest(GenerationFields):
     """`POST /v1/completions`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]] = field(
-        ..., "A text, a list of texts, token ids, or a list of lists of token ids.", must=_PROMPT
-    )
+    prompt: (
+        str
+        | Annotated[list[str], Field(fail_fast=True)]
+        | Annotated[list[int], Field(fail_fast=True)]
+        | Annotated[list[Annotated[list[int], Field(fail_fast=True)]], Field(fail_fast=True)]
+    ) = field(..., "A text, a list of texts, token ids, or a list of lists of token ids.", must=_PROMPT)
     echo: bool | None = field(None, "Begin the text with the prompt.")
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = field(
         None, "Log-probabilities with so many alternatives, of the prompt too with `echo`."
