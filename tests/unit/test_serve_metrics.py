@@ -9,11 +9,13 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from forerun.models.structured import Structured
 from forerun.serve.logs import _JsonFormatter, _TextFormatter, drafting_line, throughput_line
 from forerun.serve.metrics import Metrics
+from forerun.serve.warmup import warm_up
 from tests.helpers.asgi import call
 from tests.helpers.asynchronous import asynchronous
-from tests.helpers.fake_worker import FakeServer, say, with_settings
+from tests.helpers.fake_worker import FakeServer, say, say_forever, with_settings
 from tests.helpers.toy_vocab import TOY
 
 PATH = "/v1/completions"
@@ -169,3 +171,14 @@ def test_a_log_line_is_one_line() -> None:
     assert "\x1b" not in text
     assert json.loads(entry)["message"] == "a\nb \ud83d \x1b[2J"
     (text + entry).encode()
+
+
+@asynchronous
+async def test_F062_the_server_asks_itself_first_and_counts_none_of_it() -> None:
+    async with FakeServer(say_forever("ab")) as server:
+        await warm_up(server.served, server.llm)
+        asked = [job.request for job in server.worker.jobs]
+        assert [request.params.is_greedy for request in asked] == [True, False]
+        assert server.llm.knows_grammar(Structured.json_object())
+        page = (await call(server.app, "/metrics")).body.decode()
+        assert 'generation_tokens_total{model_name="toy"} 0.0' in page

@@ -13,7 +13,7 @@ from forerun.errors import EngineFault, ForerunError, RequestError
 BOUND_STEPS = 16  # steps for which the terms of a load hold
 MAX_NODES_PRICED = 64
 MAX_STRETCH = 2.5  # how much longer than a step of plain decoding one with rows of prompts may be
-MIN_STEP_S = 0.014  # and how long at least: few rows at a time make prompts slow, and nobody sees the difference
+MIN_STEP_S = 0.013  # and how long at least: few rows at a time make prompts slow, and nobody sees the difference
 MIN_PROMPT_ROWS = 8
 PROMPT_ROWS = 32  # where nobody knows what steps take
 
