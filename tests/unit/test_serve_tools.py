@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from forerun.models.tools import ToolFormat
 from tests.helpers.asgi import Reply, call
 from tests.helpers.asynchronous import asynchronous
 from tests.helpers.fake_worker import FakeServer, say
@@ -163,6 +164,15 @@ async def test_a_forced_call_has_a_grammar(choice: Any, parallel: bool | None) -
     source = job.request.grammar.wanted.source
     assert ('"weather"' in source) == (choice == "required")
     assert ('"\\n" block' in source) == (choice == "required" and parallel is None)
+
+
+@asynchronous
+async def test_control_tokens_that_mark_calls_are_shown() -> None:
+    async with FakeServer(max_model_len=2000) as server:
+        server.llm.tool_format = ToolFormat("hermes", False, (("<tool_call>", 1),))
+        for fields in ({}, {"tool_choice": "none"}):
+            await ask(server, CHAT | fields)
+        assert [job.request.shown_ids for job in server.worker.jobs] == [{1}, frozenset()]
 
 
 HISTORY: list[dict[str, Any]] = [
