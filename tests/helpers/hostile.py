@@ -12,6 +12,8 @@ from forerun.serve.schema import ChatRequest, CompletionRequest, Speculative
 
 _TEXT = "/v1/completions"
 _CHAT = "/v1/chat/completions"
+_SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"enum": [1, "b"]}, "c": {"$ref": "#/properties/a"}}}
+_FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": _SCHEMA, "strict": True}}
 _BASES: tuple[tuple[str, dict[str, Any]], ...] = (
     (_TEXT, {"prompt": "hi", "max_tokens": 3, "temperature": 0.5, "stop": ["x"], "seed": 1}),
     (_TEXT, {"prompt": [[5, 6], [7]], "echo": True, "logprobs": 2, "n": 2, "max_tokens": 2, "logit_bias": {"5": 1.5}}),
@@ -35,6 +37,34 @@ _BASES: tuple[tuple[str, dict[str, Any]], ...] = (
     (
         _CHAT,
         {"messages": [{"role": "user", "content": "hi"}], "stream": True, "n": 2, "chat_template_kwargs": {"a": 1}},
+    ),
+    (_TEXT, {"prompt": "hi", "structured_outputs": {"choice": ["a", "b"]}, "max_tokens": 2}),
+    (_CHAT, {"messages": [{"role": "user", "content": "hi"}], "response_format": _FORMAT, "max_tokens": 2}),
+    (
+        _CHAT,
+        {
+            "messages": [
+                {"role": "user", "content": "hi"},
+                {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]},
+                {"role": "tool", "tool_call_id": "c", "content": "1"},
+            ],
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": _SCHEMA, "strict": True}}],
+            "tool_choice": {"type": "function", "function": {"name": "f"}},
+            "parallel_tool_calls": False,
+        },
+    ),
+    (
+        "/v1/responses",
+        {
+            "input": [
+                {"role": "user", "content": "hi"},
+                {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c", "output": "1"},
+            ],
+            "tools": [{"type": "function", "name": "f", "parameters": _SCHEMA}],
+            "tool_choice": "auto",
+            "text": {"format": {"type": "text"}},
+        },
     ),
     ("/tokenize", {"prompt": "hi", "return_token_strs": True}),
     ("/detokenize", {"tokens": [5, 6]}),
