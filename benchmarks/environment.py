@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -50,6 +50,47 @@ def ensure_environment(name: str, recipe: str, install: Callable[[Path], None]) 
     install(python)
     stamp.write_text(recipe)
     return python
+
+
+def ensure_converted(
+    folder: Path,
+    recipe: str,
+    stamp_name: str,
+    command: Callable[[Path], list[str]],
+    what: str,
+    console: Console,
+    needs: Sequence[str] = (),
+) -> Path:
+    """A folder that a command has made by this recipe; makes it when there is none.
+
+    Args:
+        folder: where it is.
+        recipe: says of what and how it is made; another one makes it anew.
+        stamp_name: of the file in it that holds the recipe.
+        command: given an empty folder, fills it.
+        what: happens, in words.
+        console: shows the progress.
+        needs: files that must have been made.
+
+    Raises:
+        InstallError: the command failed, or made less; the message names its log.
+    """
+    stamp = folder / stamp_name
+    if stamp.exists() and stamp.read_text() == recipe:
+        return folder
+    unfinished = folder.with_name(folder.name + ".part")
+    for old in (folder, unfinished):
+        shutil.rmtree(old, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    # The model's file is at hand; nothing is to be looked up anywhere.
+    log_path = folder.with_name(folder.name + ".log")
+    run_logged(command(unfinished), what, log_path, console, env={"HF_HUB_OFFLINE": "1"})
+    missing = next((name for name in needs if not (unfinished / name).exists()), None)
+    if missing is not None:
+        raise InstallError(f"{what} left no {missing}; see {log_path}")
+    (unfinished / stamp.name).write_text(recipe)
+    unfinished.rename(folder)
+    return folder
 
 
 def run_logged(

@@ -6,14 +6,13 @@ Installing takes a minute beside the download, the export of a model of 135M par
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks.environment import ensure_environment, peers_dir, run_logged
+from benchmarks.environment import ensure_converted, ensure_environment, peers_dir, run_logged
 from benchmarks.provenance import sha256_of
 
 PACKAGES = (
@@ -65,23 +64,15 @@ def ensure_exported(model_path: Path, python: Path, console: Console) -> Path:
     Raises:
         InstallError: the export failed; the message names its log.
     """
-    folder = peers_dir() / "models" / f"{model_path.stem}-openvino-int4"
-    stamp = folder / "exported.json"
-    recipe = json.dumps({"source": sha256_of(model_path), "packages": PACKAGES, "export": EXPORT})
-    if stamp.exists() and stamp.read_text() == recipe:
-        return folder
-    unfinished = folder.with_name(folder.name + ".part")
-    for old in (folder, unfinished):
-        shutil.rmtree(old, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    command = [str(python), "-m", "benchmarks.openvino_export", str(model_path), str(unfinished), json.dumps(EXPORT)]
-    log_path = folder.with_name(folder.name + ".log")
-    what = f"exporting {model_path.name} to OpenVINO"
-    # The file is at hand; nothing is to be looked up anywhere.
-    run_logged(command, what, log_path, console, env={"HF_HUB_OFFLINE": "1"})
-    (unfinished / stamp.name).write_text(recipe)
-    unfinished.rename(folder)
-    return folder
+    exporter = [str(python), "-m", "benchmarks.openvino_export", str(model_path)]
+    return ensure_converted(
+        peers_dir() / "models" / f"{model_path.stem}-openvino-int4",
+        json.dumps({"source": sha256_of(model_path), "packages": PACKAGES, "export": EXPORT}),
+        "exported.json",
+        lambda unfinished: [*exporter, str(unfinished), json.dumps(EXPORT)],
+        f"exporting {model_path.name} to OpenVINO",
+        console,
+    )
 
 
 def versions(info: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,9 +64,14 @@ class Soak:
     failures: set[str] = field(default_factory=set)
 
     @property
+    def settled_bytes(self) -> list[int]:
+        """The samples after the settling, or all where none came so late."""
+        return [rss for at, rss in self.samples if at >= SETTLE_S] or [rss for _, rss in self.samples]
+
+    @property
     def growth(self) -> float:
         """The last tenth of the samples over those right after the settling, less one."""
-        settled = [rss for at, rss in self.samples if at >= SETTLE_S] or [rss for _, rss in self.samples]
+        settled = self.settled_bytes
         part = max(1, len(settled) // 10)
         return (sum(settled[-part:]) / part) / (sum(settled[:part]) / part) - 1.0
 
@@ -162,7 +167,7 @@ def _load_of(address: str) -> dict[str, int]:
 
 
 def _document(soak: Soak, arguments: argparse.Namespace, model_path: Path) -> dict[str, Any]:
-    settled = [rss for at, rss in soak.samples if at >= SETTLE_S] or [rss for _, rss in soak.samples]
+    settled = soak.settled_bytes
     return {
         "minutes": arguments.minutes,
         "num_clients": NUM_CLIENTS,

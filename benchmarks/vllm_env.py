@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 import zipfile
 from email.parser import Parser
 from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.environment import InstallError, ensure_environment, peers_dir, run_logged
+from benchmarks.environment import ensure_converted, ensure_environment, peers_dir, run_logged
 from benchmarks.provenance import sha256_of
 
 VERSION = "0.32.0"
@@ -74,20 +73,12 @@ def ensure_bf16_folder(model_path: Path, python: Path, console: Console) -> Path
     Raises:
         InstallError: the conversion failed; the message names its log.
     """
-    folder = peers_dir() / "models" / f"{model_path.stem}-bf16"
-    stamp = folder / "converted.json"
-    recipe = json.dumps({"source": sha256_of(model_path), "vllm": VERSION, "exporters": EXPORTERS})
-    if stamp.exists() and stamp.read_text() == recipe:
-        return folder
-    unfinished = folder.with_name(folder.name + ".part")
-    for old in (folder, unfinished):
-        shutil.rmtree(old, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    command = [str(python), "-m", "benchmarks.bf16_export", str(model_path), str(unfinished)]
-    log_path = folder.with_name(folder.name + ".log")
-    run_logged(command, f"converting {model_path.name} to bf16", log_path, console, env={"HF_HUB_OFFLINE": "1"})
-    if not (unfinished / "tokenizer.json").exists():
-        raise InstallError(f"converting {model_path.name} to bf16 left no tokenizer.json; see {log_path}")
-    (unfinished / stamp.name).write_text(recipe)
-    unfinished.rename(folder)
-    return folder
+    return ensure_converted(
+        peers_dir() / "models" / f"{model_path.stem}-bf16",
+        json.dumps({"source": sha256_of(model_path), "vllm": VERSION, "exporters": EXPORTERS}),
+        "converted.json",
+        lambda unfinished: [str(python), "-m", "benchmarks.bf16_export", str(model_path), str(unfinished)],
+        f"converting {model_path.name} to bf16",
+        console,
+        needs=("tokenizer.json",),
+    )

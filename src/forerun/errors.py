@@ -43,6 +43,11 @@ class EngineFault(ForerunError):
     """An internal invariant does not hold."""
 
 
+def as_fault(error: Exception, what: str) -> ForerunError:
+    """An error raised on purpose as it is, any other as a fault of ours."""
+    return error if isinstance(error, ForerunError) else EngineFault(f"{what}: {error!r}")
+
+
 def shown(value: object, limit: int = 80) -> str:
     r"""A value from a file as a message shows it: on one line, printable, in short.
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from benchmarks import environment, openvino_env
+from benchmarks import environment, openvino_env, vllm_env
 from benchmarks.arms import Crew
 from benchmarks.environment import InstallError, ensure_environment, run_logged
 from benchmarks.measure import Measured
@@ -233,7 +233,7 @@ def test_a_model_is_exported_once_for_each_file(home: Path, monkeypatch: pytest.
         runs.append(command)
         (Path(command[-2]) / "openvino_model.xml").touch()
 
-    monkeypatch.setattr(openvino_env, "run_logged", export)
+    monkeypatch.setattr(environment, "run_logged", export)
     folder = openvino_env.ensure_exported(model, Path("python"), QUIET)
     assert folder == environment.peers_dir() / "models" / "tiny-openvino-int4"
     assert sorted(path.name for path in folder.iterdir()) == ["exported.json", "openvino_model.xml"]
@@ -243,3 +243,12 @@ def test_a_model_is_exported_once_for_each_file(home: Path, monkeypatch: pytest.
     openvino_env.ensure_exported(model, Path("python"), QUIET)
     assert len(runs) == 2
     assert [path.name for path in folder.parent.iterdir()] == ["tiny-openvino-int4"]
+
+
+def test_a_conversion_that_makes_less_than_is_needed_is_no_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = home / "tiny.gguf"
+    model.write_bytes(b"weights")
+    monkeypatch.setattr(environment, "run_logged", lambda *_, **__: None)
+    for _ in range(2):
+        with pytest.raises(environment.InstallError, match=r"converting tiny.gguf to bf16 left no tokenizer.json; see"):
+            vllm_env.ensure_bf16_folder(model, Path("python"), QUIET)

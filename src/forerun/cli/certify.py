@@ -38,24 +38,13 @@ def certify(
     from forerun.bench.certify import certify as run
     from forerun.bench.provenance import provenance
     from forerun.drafters.spec import Speculation
-    from forerun.engine.llm import LLM
 
     active = Speculation.parse(speculation.spec)
     if active.is_off:
         raise ConfigError(f"--spec is {speculation.spec!r}, but must name a drafter or auto")
     active.check_rule(speculation.verify)
     path = resolve(model)
-    llm = LLM(
-        path,
-        backend=engine.backend,
-        device=engine.device,
-        quant=engine.quant,
-        kv=engine.kv,
-        threads=engine.threads,
-        chunk=engine.chunk,
-        max_model_len=engine.max_model_len,
-        prefix_cache=engine.prefix_cache,
-    )
+    llm = engine.load(path)
     with ProgressBar(f"certifying {active} under {speculation.verify}") as bar:
         certificate = run(llm, active, speculation.verify, max_s=60.0 * minutes, progress=bar.update)
     data: dict[str, Any] = {

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hints
 
 import typer
 from typer.models import OptionInfo
@@ -19,6 +19,9 @@ from typer.models import OptionInfo
 from forerun.errors import RequestError
 from forerun.ops.base import KvType
 from forerun.types import SamplingParams, VerifyRule
+
+if TYPE_CHECKING:
+    from forerun.engine.llm import LLM
 
 _SAMPLING = "Sampling"
 _SPECULATION = "Speculation"
@@ -164,6 +167,28 @@ class EngineOptions(LoadOptions):
             rich_help_panel=_ENGINE,
         ),
     ] = True
+
+    def load(self, model: str | Path, **further: Any) -> LLM:
+        """The model under these options; `further` are more arguments of `LLM`.
+
+        Raises:
+            ConfigError: an option is out of range.
+            LoadError: a file can't be read.
+        """
+        from forerun.engine.llm import LLM
+
+        return LLM(
+            model,
+            backend=self.backend,
+            device=self.device,
+            quant=self.quant,
+            kv=self.kv,
+            threads=self.threads,
+            chunk=self.chunk,
+            max_model_len=self.max_model_len,
+            prefix_cache=self.prefix_cache,
+            **further,
+        )
 
 
 @dataclass(frozen=True, slots=True)

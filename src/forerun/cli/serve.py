@@ -236,21 +236,7 @@ def _served(settings: ServeSettings) -> Served:
 
 
 def _load(path: Path, engine: EngineOptions, limits: LimitOptions) -> LLM:
-    from forerun.engine.llm import LLM
-
-    llm = LLM(
-        path,
-        backend=engine.backend,
-        device=engine.device,
-        quant=engine.quant,
-        kv=engine.kv,
-        threads=engine.threads,
-        chunk=engine.chunk,
-        max_model_len=engine.max_model_len,
-        kv_tokens=limits.kv_tokens,
-        max_running=limits.max_running,
-        prefix_cache=engine.prefix_cache,
-    )
+    llm = engine.load(path, kv_tokens=limits.kv_tokens, max_running=limits.max_running)
     llm.engine.controller.measure()  # also without drafts: it bounds what prompts may add to a step
     return llm
 

@@ -104,7 +104,6 @@ def open_session(
         LoadError: the model can't be read.
     """
     from forerun.drafters.spec import Speculation
-    from forerun.engine.llm import LLM
     from forerun.engine.request import check_seed
 
     active = Speculation.parse(speculation.spec)
@@ -114,18 +113,7 @@ def open_session(
         active.check_prediction()
     start = time.perf_counter()
     with ProgressBar(f"fetching {model}", is_bytes=True) as bar:
-        llm = LLM(
-            model,
-            backend=engine.backend,
-            device=engine.device,
-            quant=engine.quant,
-            kv=engine.kv,
-            threads=engine.threads,
-            chunk=engine.chunk,
-            max_model_len=engine.max_model_len,
-            prefix_cache=engine.prefix_cache,
-            progress=bar.update,
-        )
+        llm = engine.load(model, progress=bar.update)
     note(
         f"forerun: {model} on {engine.backend}, quant {engine.quant}, kv {engine.kv}; speculation {active}, "
         f"verify {speculation.verify}; loaded in {time.perf_counter() - start:.2f} s"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from forerun.control.candidates import choose_nodes, least_survival
 from forerun.control.cost import StepCosts
 from forerun.control.planner import Asked, Plan, Planner, Terms
-from forerun.errors import EngineFault, ForerunError, RequestError
+from forerun.errors import ForerunError, RequestError, as_fault
 
 BOUND_STEPS = 16  # steps for which the terms of a load hold
 MAX_NODES_PRICED = 64
@@ -205,12 +205,13 @@ class Controller:
         # What everybody makes together, of late or by plain decoding, whichever is more; and no less than all that are
         # present would, since those who aren't decoding yet wait for the time that others take.
         tokens = sum([ask.planner.speed for ask in asks]) + load.num_decoding - len(asks)
-        price = max(tokens, float(load.num_decoding)) / self._decode_s(costs, load)
-        if load.num_present > load.num_decoding:
-            all_s = costs.step_s(load.num_present, load.num_present, load.context_len)
-            price = max(price, load.num_present / all_s)
+        num_present = max(load.num_present, load.num_decoding)
+        price = max(
+            max(tokens, float(load.num_decoding)) / self._decode_s(costs, load),
+            num_present / costs.step_s(num_present, num_present, load.context_len),
+        )
         most_nodes = max([ask.max_nodes for ask in asks])
-        return Terms(seconds[0], price, seconds, least_survival(seconds[: most_nodes + 1], price))
+        return Terms(price, seconds, least_survival(seconds[: most_nodes + 1], price))
 
     def _seconds(self, costs: StepCosts, load: StepLoad) -> Sequence[float]:
         """Of the step with 0, 1, ... nodes."""
@@ -234,7 +235,5 @@ class Controller:
 def _asked(ask: Ask, terms: Terms | None) -> Asked | ForerunError:
     try:
         return ask.planner.ask(ask.max_nodes, terms)
-    except ForerunError as error:
-        return error
     except Exception as error:
-        return EngineFault(f"a drafter failed: {error!r}")
+        return as_fault(error, "a drafter failed")

@@ -47,16 +47,19 @@ class Terms:
     """What the nodes of a step are worth and cost. Set by the controller, the same for all requests of a step.
 
     Attributes:
-        plain_s: seconds of the step without drafts.
         price_tok_per_s: tokens per second that the engine makes otherwise.
         seconds: of the step with 0, 1, ... nodes.
         free_minimum: what the likeliest node must survive with for any draft to pay.
     """
 
-    plain_s: float
     price_tok_per_s: float
     seconds: Sequence[float]
     free_minimum: float
+
+    @property
+    def plain_s(self) -> float:
+        """Seconds of the step without drafts."""
+        return self.seconds[0]
 
 
 @dataclass(frozen=True, slots=True)

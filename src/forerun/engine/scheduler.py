@@ -95,11 +95,13 @@ class Scheduler:
         failed: list[tuple[Run, ForerunError]] = []
         self._reserve_last_tokens(failed)
         # Who comes in shares what the prompts before it leave over; how long its own text is matters next time.
-        while self._num_prompt_rows() < prompt_rows(self._num_decoding(), self.num_present, self._prompt_context()):
+        while self.waiting and self._num_prompt_rows() < self._budget(prompt_rows):
             if not self._admit(failed):
                 break
         turns = [Turn(run, run.sequence.committed_len, True) for run in self.running if run.is_decoding]
-        budget = prompt_rows(len(turns), self.num_present, self._prompt_context())
+        if len(turns) == len(self.running):
+            return turns, failed
+        budget = self._budget(prompt_rows)
         for run in self.running:
             if budget > 0 and not run.is_decoding:
                 turns.append(_prompt_turn(run, budget))
@@ -154,12 +156,12 @@ class Scheduler:
                     self._fail(run, failed, self._no_room(run))
                     break
 
-    def _num_decoding(self) -> int:
-        return sum([run.is_decoding for run in self.running])
-
-    def _prompt_context(self) -> int:
-        """Tokens that the next prompt's rows see, at least."""
-        return next((run.sequence.cached_len for run in self.running if not run.is_decoding), 0)
+    def _budget(self, prompt_rows: Callable[[int, int, int], int]) -> int:
+        """Rows of prompts that the step may have."""
+        num_decoding = sum([run.is_decoding for run in self.running])
+        # What the next prompt's rows see, at least.
+        context_len = next((run.sequence.cached_len for run in self.running if not run.is_decoding), 0)
+        return prompt_rows(num_decoding, self.num_present, context_len)
 
     def _num_prompt_rows(self) -> int:
         """Rows that the prompts of running requests still lack."""

@@ -23,7 +23,7 @@ from forerun.engine.completion import EmittedToken
 from forerun.engine.pieces import draft_piece, prompt_piece
 from forerun.engine.run import Run
 from forerun.engine.scheduler import Turn
-from forerun.errors import EngineFault, ForerunError
+from forerun.errors import EngineFault, ForerunError, as_fault
 from forerun.ops.base import Executor
 from forerun.sampling.distribution import NO_IDS, Law, RowSampler, count_allowed, is_allowed
 from forerun.types import (
@@ -90,7 +90,7 @@ def run_step(turns: Sequence[Turn], num_present: int, machine: Machine) -> list[
                 raise rows
             result = _finish(draft, rows, machine)
         except Exception as error:
-            failed.append((draft.turn.run, _as_fault(error)))
+            failed.append((draft.turn.run, as_fault(error, "a step failed")))
         else:
             if result is not None:
                 results.append(result)
@@ -250,10 +250,6 @@ def _record(result: _Result, num_pass_rows: int, times: StepTimes) -> StepOutcom
         decision=plan.decision,
     )
     return StepOutcome(record, result.tokens)
-
-
-def _as_fault(error: Exception) -> ForerunError:
-    return error if isinstance(error, ForerunError) else EngineFault(f"a step failed: {error!r}")
 
 
 def law_at(run: Run, draft: Draft, rows: ForwardOutput, sampler: RowSampler) -> Callable[[int], Law]:

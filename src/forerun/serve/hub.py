@@ -21,12 +21,11 @@ from forerun.serve.problems import Problem
 
 if TYPE_CHECKING:
     from forerun.engine.jobs import EngineLoad, Job
+    from forerun.engine.worker import Delivery
 
 TICK_S = 0.5
 MAX_ARRIVED = 64  # steps whose results wait until somebody needs one
 MAX_UNREAD_PARTS = 4096  # steps that a client may leave unread before it is cut
-
-Delivery = list[tuple[int, StreamEvent | ForerunError]]
 
 
 class Part(NamedTuple):
