@@ -225,3 +225,19 @@ class DrafterOptions(Protocol):
             ConfigError: the drafter does not fit the target.
             LoadError: a file it needs can't be read.
         """
+
+
+class UnsampledOptions:
+    """What the settings of drafters share that find their tokens and never sample one; `k` tokens at most."""
+
+    __slots__ = ()
+    k: int
+
+    @property
+    def is_off(self) -> bool:
+        """Whether nothing would ever be proposed."""
+        return self.k == 0
+
+    def traits(self, stream: NoiseStream) -> DraftTraits:
+        """Nothing is sampled."""
+        return DraftTraits()

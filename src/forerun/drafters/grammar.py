@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from forerun.drafters.base import NOTHING, Budget, DraftContext, DraftTarget, Policy, Proposal
+from forerun.drafters.base import NOTHING, Budget, DraftContext, DraftTarget, Policy, Proposal, UnsampledOptions
 from forerun.errors import ConfigError
 from forerun.models.grammar import GrammarState
-from forerun.types import MAX_DRAFT_NODES, Draft, DraftTraits, ForwardOutput, NoiseStream
+from forerun.types import MAX_DRAFT_NODES, Draft, ForwardOutput
 
 MAX_K = MAX_DRAFT_NODES - 1  # a pass of 64 rows holds the last token too
 
@@ -24,7 +24,7 @@ RATES = (0.99, 0.98, 0.97)
 
 
 @dataclass(frozen=True, slots=True)
-class GrammarOptions:
+class GrammarOptions(UnsampledOptions):
     """Settings of the grammar drafter, `grammar:k=32,policy=adaptive` in a speculation spec.
 
     Attributes:
@@ -47,15 +47,6 @@ class GrammarOptions:
             raise ConfigError(f"grammar: k is {self.k}, but must be between 0 (off) and {MAX_K}")
         if self.policy not in ("adaptive", "fixed"):
             raise ConfigError(f"grammar: policy is {self.policy!r}, but must be adaptive or fixed")
-
-    @property
-    def is_off(self) -> bool:
-        """Whether nothing would ever be proposed."""
-        return self.k == 0
-
-    def traits(self, stream: NoiseStream) -> DraftTraits:
-        """Nothing is sampled."""
-        return DraftTraits()
 
     def bind(self, target: DraftTarget) -> GrammarSource:
         """The drafter for any target."""

@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from forerun.drafters.base import NOTHING, Budget, DraftContext, DraftTarget, Policy, Proposal
+from forerun.drafters.base import NOTHING, Budget, DraftContext, DraftTarget, Policy, Proposal, UnsampledOptions
 from forerun.errors import ConfigError
-from forerun.types import MAX_DRAFT_NODES, Draft, DraftTraits, ForwardOutput, NoiseStream
+from forerun.types import MAX_DRAFT_NODES, Draft, ForwardOutput
 
 MAX_K = MAX_DRAFT_NODES - 1  # a pass of 64 rows holds the last token too
 MAX_NGRAM = 16  # longer matches are no better a sign, and each length costs one index entry per token
@@ -34,7 +34,7 @@ MAX_TABLE_DEPTH = 8  # deeper nodes share the cell of this depth
 
 
 @dataclass(frozen=True, slots=True)
-class NgramOptions:
+class NgramOptions(UnsampledOptions):
     """Settings of prompt lookup, `ngram:k=8,min=1,max=4,policy=adaptive` in a speculation spec.
 
     Attributes:
@@ -64,15 +64,6 @@ class NgramOptions:
             raise ConfigError(f"ngram: min is {self.min}, but must be between 1 and max, which is {self.max}")
         if self.policy not in ("adaptive", "fixed"):
             raise ConfigError(f"ngram: policy is {self.policy!r}, but must be adaptive or fixed")
-
-    @property
-    def is_off(self) -> bool:
-        """Whether nothing would ever be proposed."""
-        return self.k == 0
-
-    def traits(self, stream: NoiseStream) -> DraftTraits:
-        """Nothing is sampled."""
-        return DraftTraits()
 
     def bind(self, target: DraftTarget) -> NgramSource:
         """The drafter for any target."""

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from forerun.drafters.base import NOTHING, Budget, DraftContext, DraftTarget, Policy, Proposal
+from forerun.drafters.base import NOTHING, Budget, DraftContext, DraftTarget, Policy, Proposal, UnsampledOptions
 from forerun.errors import ConfigError
-from forerun.types import MAX_DRAFT_NODES, Draft, DraftTraits, ForwardOutput, NoiseStream
+from forerun.types import MAX_DRAFT_NODES, Draft, ForwardOutput
 
 MAX_K = MAX_DRAFT_NODES - 1  # a pass of 64 rows holds the last token too
 MAX_NGRAM = 16  # longer ends are no better a sign, and each length costs one index entry per token
@@ -38,7 +38,7 @@ START_CELL, FOUND_CELL = 0, len(START_RATES)
 
 
 @dataclass(frozen=True, slots=True)
-class PredictionOptions:
+class PredictionOptions(UnsampledOptions):
     """Settings of prediction, `prediction:k=16,min=1,max=4,policy=adaptive` in a speculation spec.
 
     Attributes:
@@ -68,15 +68,6 @@ class PredictionOptions:
             raise ConfigError(f"prediction: min is {self.min}, but must be between 1 and max, which is {self.max}")
         if self.policy not in ("adaptive", "fixed"):
             raise ConfigError(f"prediction: policy is {self.policy!r}, but must be adaptive or fixed")
-
-    @property
-    def is_off(self) -> bool:
-        """Whether nothing would ever be proposed."""
-        return self.k == 0
-
-    def traits(self, stream: NoiseStream) -> DraftTraits:
-        """Nothing is sampled."""
-        return DraftTraits()
 
     def bind(self, target: DraftTarget) -> PredictionSource:
         """The drafter for any target."""

@@ -22,10 +22,10 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from forerun.drafters.base import NOTHING, Budget, DraftContext, DraftTarget, Policy, Proposal
+from forerun.drafters.base import NOTHING, Budget, DraftContext, DraftTarget, Policy, Proposal, UnsampledOptions
 from forerun.errors import ConfigError
 from forerun.sampling.distribution import RowSampler
-from forerun.types import MAX_DRAFT_NODES, Draft, DraftTraits, ForwardOutput, Int32Array, NoiseStream
+from forerun.types import MAX_DRAFT_NODES, Draft, ForwardOutput, Int32Array
 
 MAX_K = MAX_DRAFT_NODES - 1  # a pass of 64 rows holds the last token too
 MAX_WIDTH = 8
@@ -50,7 +50,7 @@ PRIOR_RATES = (
 
 
 @dataclass(frozen=True, slots=True)
-class RecyclingOptions:
+class RecyclingOptions(UnsampledOptions):
     """Settings of token recycling, `recycling:k=8,width=8,depth=4,policy=adaptive` in a speculation spec.
 
     Attributes:
@@ -81,15 +81,6 @@ class RecyclingOptions:
             raise ConfigError(f"recycling: depth is {self.depth}, but must be between 1 and {MAX_DEPTH}")
         if self.policy not in ("adaptive", "fixed"):
             raise ConfigError(f"recycling: policy is {self.policy!r}, but must be adaptive or fixed")
-
-    @property
-    def is_off(self) -> bool:
-        """Whether nothing would ever be proposed."""
-        return self.k == 0
-
-    def traits(self, stream: NoiseStream) -> DraftTraits:
-        """Nothing is sampled."""
-        return DraftTraits()
 
     def bind(self, target: DraftTarget) -> RecyclingSource:
         """The drafter for any target."""

@@ -24,9 +24,9 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from forerun._native import NgramTable, SuffixDrafts, SuffixIndex
-from forerun.drafters.base import NOTHING, Budget, DraftContext, DraftTarget, Policy, Proposal
+from forerun.drafters.base import NOTHING, Budget, DraftContext, DraftTarget, Policy, Proposal, UnsampledOptions
 from forerun.errors import ConfigError
-from forerun.types import MAX_DRAFT_NODES, Draft, DraftTraits, ForwardOutput, Int32Array, NoiseStream
+from forerun.types import MAX_DRAFT_NODES, Draft, ForwardOutput, Int32Array
 
 Switch = Literal["on", "off"]
 NO_TEXTS: tuple[Int32Array, ...] = ()
@@ -109,7 +109,7 @@ def _priors() -> tuple[float, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class SuffixOptions:
+class SuffixOptions(UnsampledOptions):
     """Settings of suffix decoding, `suffix:k=8,tree=on,shared=on,...` in a speculation spec.
 
     Attributes:
@@ -153,15 +153,6 @@ class SuffixOptions:
             raise ConfigError(f"suffix: memory_mb is {self.memory_mb}, but must be between 1 and {MAX_MEMORY_MB}")
         if self.policy not in ("adaptive", "fixed"):
             raise ConfigError(f"suffix: policy is {self.policy!r}, but must be adaptive or fixed")
-
-    @property
-    def is_off(self) -> bool:
-        """Whether nothing would ever be proposed."""
-        return self.k == 0
-
-    def traits(self, stream: NoiseStream) -> DraftTraits:
-        """Nothing is sampled."""
-        return DraftTraits()
 
     def bind(self, target: DraftTarget) -> SuffixSource:
         """The drafter for any target.
