@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
 
+from forerun.models.call_readers import SPACE, ArgumentsReader, ObjectReader
 from forerun.types import FinishReason
 
 ToolSyntax = Literal["hermes", "llama", "mistral"]
@@ -29,11 +30,9 @@ CallsFinishReason = Literal["stop", "length", "tool_calls"]
 OPEN_MARKS: dict[ToolSyntax, str] = {"hermes": "<tool_call>", "llama": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
 CLOSE_MARK = "</tool_call>"
 ARGS_MARK, ID_MARK = "[ARGS]", "[CALL_ID]"
-ARGUMENT_KEYS = ("arguments", "parameters")
 
 MISTRAL_ID_LEN = 9  # its templates refuse calls whose ids have another length
 _ID_CHARS = string.ascii_letters + string.digits
-_SPACE = " \t\r\n"
 _NAME = re.compile(r"[\w.-]+")
 _BUILT_IN = re.compile(r"\s*([A-Za-z_]\w*)\.call\((.*)\)\s*", re.DOTALL)
 _KEYWORD = re.compile(
@@ -155,7 +154,7 @@ class ToolCallStream:
         self._is_marked = False  # the call is known to be one by its mark
         self._is_list = False  # it is one of a list
         self._raw = ""  # what the call in the making has taken, as long as it may turn out to be content
-        self._call: _ObjectReader | _ArgumentsReader | None = None
+        self._call: ObjectReader | ArgumentsReader | None = None
         self._is_started = False
         self._num_calls = 0
         self._has_broken = False
@@ -189,12 +188,12 @@ class ToolCallStream:
     # Each reader takes something from the pending text and returns whether another may go on.
 
     def _read_content(self) -> bool:
-        if self._syntax == "llama" and self._is_fresh and self._pending.lstrip(_SPACE).startswith("{"):
+        if self._syntax == "llama" and self._is_fresh and self._pending.lstrip(SPACE).startswith("{"):
             self._begin(self._pending.index("{"), is_marked=False)
             return True
         at = self._pending.find(self._open_mark)
         if at >= 0:
-            self._say(self._pending[:at].rstrip(_SPACE))
+            self._say(self._pending[:at].rstrip(SPACE))
             self._pending = self._pending[at:]
             self._begin(len(self._open_mark), is_marked=True)
             return True
@@ -218,7 +217,7 @@ class ToolCallStream:
         if not self._pending:
             return False
         if self._pending[0] == "{":
-            self._open(_ObjectReader())
+            self._open(ObjectReader())
         elif self._syntax == "mistral" and self._pending[0] == "[" and not self._is_list:
             self._take(1)
             self._is_list = True
@@ -235,15 +234,15 @@ class ToolCallStream:
         at = self._pending.find("{")
         if at < 0:
             return False
-        name = self._pending[:at].split(ARGS_MARK)[0].split(ID_MARK)[0].strip(_SPACE)
+        name = self._pending[:at].split(ARGS_MARK)[0].split(ID_MARK)[0].strip(SPACE)
         if not _NAME.fullmatch(name):
             self._give_up()
             return True
         self._take(at)
-        self._open(_ArgumentsReader(name))
+        self._open(ArgumentsReader(name))
         return True
 
-    def _open(self, reader: _ObjectReader | _ArgumentsReader) -> None:
+    def _open(self, reader: ObjectReader | ArgumentsReader) -> None:
         self._call = reader
         self._is_started = False
         self._read = self._read_call
@@ -265,7 +264,7 @@ class ToolCallStream:
         self._read = self._read_after
         return True
 
-    def _tell(self, call: _ObjectReader | _ArgumentsReader) -> None:
+    def _tell(self, call: ObjectReader | ArgumentsReader) -> None:
         """Passes on what is known of a call."""
         if not self._is_started:
             self._is_started = True
@@ -277,7 +276,7 @@ class ToolCallStream:
 
     def _read_after(self) -> bool:
         """Between calls and after the last one."""
-        rest = self._pending.lstrip(_SPACE)
+        rest = self._pending.lstrip(SPACE)
         if not rest:
             return False
         for mark in {"hermes": (CLOSE_MARK,), "mistral": (",", "]"), "llama": (";",)}[self._syntax]:
@@ -311,175 +310,16 @@ class ToolCallStream:
         self._read = self._read_content
 
     def _say(self, text: str) -> None:
-        if text and not (self._num_calls and not text.strip(_SPACE)):
+        if text and not (self._num_calls and not text.strip(SPACE)):
             self._events.append(ContentDelta(text))
-        self._is_fresh = self._is_fresh and not text.strip(_SPACE)
+        self._is_fresh = self._is_fresh and not text.strip(SPACE)
 
     def _take(self, length: int) -> None:
         self._raw += self._pending[:length]
         self._pending = self._pending[length:]
 
     def _take_space(self) -> None:
-        self._take(len(self._pending) - len(self._pending.lstrip(_SPACE)))
-
-
-class _ValueReader:
-    """Follows one JSON value character by character, as far as its end must be found."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._is_string = self._is_escaped = False
-        self._is_begun = False
-        self.is_done = False
-
-    def push(self, char: str) -> bool:
-        """Whether the character belongs to the value; a number ends before the one that doesn't."""
-        self._is_begun = True
-        if self._is_string:
-            if self._is_escaped:
-                self._is_escaped = False
-            elif char == "\\":
-                self._is_escaped = True
-            elif char == '"':
-                self._is_string = False
-                self.is_done = self._depth == 0
-        elif char == '"':
-            self._is_string = True
-        elif char in "{[":
-            self._depth += 1
-        elif char in "}]":
-            if self._depth == 0:
-                self.is_done = True
-                return False
-            self._depth -= 1
-            self.is_done = self._depth == 0
-        elif self._depth == 0 and (char == "," or char in _SPACE):
-            self.is_done = True
-            return False
-        return True
-
-
-class _ArgumentsReader:
-    """Arguments that stand alone, after a name."""
-
-    def __init__(self, name: str) -> None:
-        self.name: str | None = name
-        self.is_broken = False
-        self._value = _ValueReader()
-        self._fresh = ""
-
-    @property
-    def is_done(self) -> bool:
-        """All of them are there."""
-        return self._value.is_done
-
-    def push(self, text: str) -> int:
-        """Reads up to their end; how many characters they are."""
-        for at, char in enumerate(text):
-            if self._value.is_done:
-                return at
-            self._value.push(char)
-            self._fresh += char
-        return len(text)
-
-    def take_arguments(self) -> str:
-        """What has come of them since the last time."""
-        fresh, self._fresh = self._fresh, ""
-        return fresh
-
-
-class _ObjectReader:
-    """An object with a name and arguments, in any order and beside other keys.
-
-    Attributes:
-        name: None until it is known.
-        is_done: the object is complete.
-        is_broken: it is no such object.
-    """
-
-    def __init__(self) -> None:
-        self.name: str | None = None
-        self.is_done = self.is_broken = False
-        self._expects: Literal["brace", "key", "colon", "value", "comma"] = "brace"
-        self._key = ""
-        self._text = ""  # of the key or the value in the making
-        self._value = _ValueReader()
-        self._has_arguments = False
-        self._fresh = ""
-
-    def push(self, text: str) -> int:
-        """Reads up to the end of the object; how many characters were read."""
-        for at, char in enumerate(text):
-            if self.is_done or self.is_broken:
-                return at
-            self._push(char)
-        return len(text)
-
-    def take_arguments(self) -> str:
-        """What has come of the arguments since the last time; `{}` for a whole call without any."""
-        if self.is_done and not self._has_arguments:
-            self._has_arguments = True
-            return "{}"
-        fresh, self._fresh = self._fresh, ""
-        return fresh
-
-    def _push(self, char: str) -> None:
-        if self._text:
-            self._push_inside(char)
-        elif char in _SPACE:
-            pass
-        elif self._expects == "brace":
-            self._expects = "key"
-        elif self._expects in ("key", "comma") and char == "}":
-            self.is_done = True
-        elif self._expects == "comma" and char == ",":
-            self._expects = "key"
-        elif self._expects == "colon" and char == ":":
-            self._expects = "value"
-        elif self._expects == "value" or (self._expects == "key" and char == '"'):
-            self._value = _ValueReader()
-            self._push_inside(char)
-        else:
-            self.is_broken = True
-
-    def _push_inside(self, char: str) -> None:
-        """A character of a key or of a value."""
-        is_inside = self._value.push(char)
-        if is_inside:
-            self._text += char
-            if self._is_streamed:
-                self._fresh += char
-                self._has_arguments = True
-        if self._value.is_done:
-            self._end_value()
-            if not is_inside:
-                self._push(char)
-
-    @property
-    def _is_streamed(self) -> bool:
-        return self._expects == "value" and self._key in ARGUMENT_KEYS and self._text.startswith("{")
-
-    def _end_value(self) -> None:
-        text, self._text = self._text, ""
-        if self._expects == "value" and self._key in ARGUMENT_KEYS and text.startswith("{"):
-            self._expects = "comma"
-            return
-        try:
-            value = json.loads(text)
-        except ValueError:
-            self.is_broken = True
-            return
-        if self._expects == "key":
-            self._key, self._expects = value, "colon"
-            return
-        self._expects = "comma"
-        if self._key == "name":
-            self.name = value if isinstance(value, str) and value else None
-            self.is_broken = self.name is None
-        elif self._key in ARGUMENT_KEYS and value is not None:
-            # Some models write the object as a string of JSON.
-            self._fresh = value if isinstance(value, str) else text
-            self._has_arguments = True
+        self._take(len(self._pending) - len(self._pending.lstrip(SPACE)))
 
 
 def _certain_len(text: str, mark: str) -> int:
@@ -489,14 +329,14 @@ def _certain_len(text: str, mark: str) -> int:
         if mark.startswith(text[-length:]):
             cut = len(text) - length
             break
-    return len(text[:cut].rstrip(_SPACE))
+    return len(text[:cut].rstrip(SPACE))
 
 
 def _keywords(text: str) -> dict[str, object] | None:
     """Arguments of a call in Python's notation; None for anything but names with plain values."""
     arguments: dict[str, object] = {}
     at = 0
-    while at < len(text.rstrip(_SPACE)):
+    while at < len(text.rstrip(SPACE)):
         match = _KEYWORD.match(text, at)
         if match is None:
             return None
