@@ -56,9 +56,11 @@ struct KernelTable {
 
 // Tiles of narrow floats that are widened at once for a pass of many rows.
 constexpr int kWidenedTiles = 2;
-// What a kernel unpacks at once for such a pass: the codes of a tile as bytes, or a few tiles as float32.
+// Groups of a tile whose codes are unpacked at once: beside as many activations and their products they stay in L1.
+constexpr int kUnpackedGroups = 18;
+// What a kernel unpacks at once for such a pass: some codes of a tile as bytes, or a few tiles as float32.
 inline size_t unpacked_bytes(const PackedMatrix& w) {
-  if (!is_float(w.format)) return static_cast<size_t>(kTileRows) * static_cast<size_t>(w.inputs);
+  if (!is_float(w.format)) return static_cast<size_t>(kTileRows) * kGroup * kUnpackedGroups;
   return w.format == Format::F32 ? 0 : kWidenedTiles * w.tile_bytes * sizeof(float) / float_bytes(w.format);
 }
 

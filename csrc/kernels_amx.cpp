@@ -12,7 +12,6 @@ namespace {
 // the activations that stream past (with 18 KB they push each other out). A turn costs about 45 cycles, so fewer
 // lose as well.
 constexpr int kProductsAtOnce = 9;
-constexpr size_t kFetchBytes = 2048;  // that codes are fetched ahead of being unpacked
 constexpr size_t kActsGroup = kAmxRows * kGroup, kCodesGroup = kTileRows * kGroup;  // bytes
 
 struct alignas(64) TileConfig {
@@ -153,69 +152,91 @@ inline void prefetch_acts(const TileActs& x, size_t g) {
   prefetch_lines(x.codes + g * kActsGroup, kActsGroup);
 }
 
-// Fetches part `part` of `parts` of the tile at `data` into L2.
-inline void prefetch_tile(const uint8_t* data, size_t bytes, int part, int parts) {
-  const size_t share = bytes / static_cast<size_t>(parts) + 1;
-  data += static_cast<size_t>(part) * share;
-  for (size_t i = 0; i < share; i += 64) _mm_prefetch(reinterpret_cast<const char*>(data + i), _MM_HINT_T1);
-}
+// What is fetched into L2 while a block is multiplied, evenly: fetches in bursts wait for line buffers, and with them
+// the loads behind them.
+struct Ahead {
+  const uint8_t* data;
+  size_t group_bytes;  // that go with each group
 
-// The first `rows` rows of one activation block, at most MR, times one tile. `codes` are the tile's as bytes.
+  void fetch(size_t g) const {
+    for (size_t i = g * group_bytes / 64 * 64; i < (g + 1) * group_bytes / 64 * 64; i += 64)
+      _mm_prefetch(reinterpret_cast<const char*>(data + i), _MM_HINT_T1);
+  }
+};
+
+// Groups [first, end) of a tile. `codes` are theirs as bytes.
+struct Span {
+  const uint8_t* tile;
+  const uint8_t* codes;
+  int first, end;
+};
+
+// The first `rows` rows of one activation block, at most MR, times some groups of a tile, added to what the groups
+// before them have left in `out`.
 template <int MR, Format F>
-void multiply_tile(const uint8_t* tile, const uint8_t* codes, int groups, const Acts& acts, int block, int rows,
-                   float* out, size_t ldo) {
+void multiply_span(const Span& span, const Acts& acts, int block, int rows, const Ahead& ahead, float* out,
+                   size_t ldo) {
   constexpr int kAtOnce = kProductsAtOnce / kProducts<F>;
   const size_t at = acts.group_at(block);
   const TileActs x{acts.block_codes(block), acts.scale + at, acts.scaled_sum + at, acts.bias + at,
                    acts.half_bias + 2 * at};
   alignas(64) Dots dots[kProductsAtOnce];
-  const int turns = (groups + kAtOnce - 1) / kAtOnce;
+  const int groups = span.end - span.first, turns = (groups + kAtOnce - 1) / kAtOnce;
   __m512 f[MR];
 #pragma GCC unroll 16
   for (int m = 0; m < MR; m++) {
-    f[m] = _mm512_setzero_ps();
-    __builtin_prefetch(out + static_cast<size_t>(m) * ldo, 1, 3);  // fetched for writing while the products are made
+    float* to = out + static_cast<size_t>(m) * ldo;
+    f[m] = span.first > 0 && m < rows ? _mm512_loadu_ps(to) : _mm512_setzero_ps();
+    __builtin_prefetch(to, 1, 3);  // fetched for writing while the products are made
   }
-  for (int turn = 0, first = 0; turn < turns; turn++) {
-    const int end = groups * (turn + 1) / turns, n = end - first;
-    multiply_groups<F>(x.codes + static_cast<size_t>(first) * kActsGroup,
-                       codes + static_cast<size_t>(first) * kCodesGroup, n * kProducts<F>, dots);
+  for (int turn = 0, done = 0; turn < turns; turn++) {
+    const int end = groups * (turn + 1) / turns, n = end - done;
+    // What comes next: the next turn's activations, or after the last turn those of the next block.
+    const int next = span.first + (end < groups ? end : acts.groups);
+    multiply_groups<F>(x.codes + static_cast<size_t>(span.first + done) * kActsGroup,
+                       span.codes + static_cast<size_t>(done) * kCodesGroup, n * kProducts<F>, dots);
     for (int i = 0; i < n; i++) {
-      // The next turn's, or after the last turn those of the next block: tile loads that wait for L2 cost about 7 %.
-      prefetch_acts<F>(x, static_cast<size_t>(end + i));
-      fold_group<MR, F>(dots + i * kProducts<F>, tile, x, static_cast<size_t>(first + i), f);
+      prefetch_acts<F>(x, static_cast<size_t>(next + i));  // tile loads that wait for L2 cost about 7 %
+      ahead.fetch(static_cast<size_t>(done + i));
+      fold_group<MR, F>(dots + i * kProducts<F>, span.tile, x, static_cast<size_t>(span.first + done + i), f);
     }
-    first = end;
+    done = end;
   }
 #pragma GCC unroll 16
   for (int m = 0; m < MR; m++)
     if (m < rows) _mm512_storeu_ps(out + static_cast<size_t>(m) * ldo, f[m]);
 }
 
+// Codes of a span as bytes: those of the file where they are bytes, else unpacked.
+template <Format F>
+inline const uint8_t* bytes_of(const uint8_t* codes, int first, int end, uint8_t* scratch) {
+  codes += static_cast<size_t>(first) * code_bytes(F);
+  if constexpr (code_bits(F) == 8) return codes;
+  for (size_t g = 0; g < static_cast<size_t>(end - first); g++, codes += code_bytes(F))
+    unpack<F>(codes, scratch + g * kCodesGroup);
+  return scratch;
+}
+
 template <Format F>
 void gemm_format(const PackedMatrix& w, int tile, int num_tiles, const Acts& acts, float* out, size_t ldo,
                  uint8_t* scratch) {
-  const int num_blocks = acts.num_blocks();
+  const int num_blocks = acts.num_blocks(), num_spans = (w.groups + kUnpackedGroups - 1) / kUnpackedGroups;
+  const size_t group_bytes = w.tile_bytes / static_cast<size_t>(num_blocks * w.groups) + 1;
   int configured = 0;
   for (int t = 0; t < num_tiles; t++) {
     const uint8_t* data = w.tile(tile + t);
-    const uint8_t* codes = data + w.codes_at;
-    if constexpr (code_bits(F) < 8) {
-      for (size_t g = 0; g < static_cast<size_t>(w.groups); g++) {
-        const uint8_t* group = codes + g * code_bytes(F);
-        for (size_t i = 0; i < code_bytes(F); i += 64)
-          _mm_prefetch(reinterpret_cast<const char*>(group + i + kFetchBytes), _MM_HINT_T0);
-        unpack<F>(group, scratch + g * kCodesGroup);
+    Ahead ahead{data + w.tile_bytes, group_bytes};
+    for (int s = 0, first = 0; s < num_spans; s++) {
+      const int end = w.groups * (s + 1) / num_spans;
+      const Span span{data, bytes_of<F>(data + w.codes_at, first, end, scratch), first, end};
+      for (int block = 0; block < num_blocks; block++) {
+        const int rows = acts.block_size(block);
+        if (rows != configured) configure(configured = rows, kProducts<F>);
+        const auto multiply = rows <= 4 ? multiply_span<4, F> : rows <= 8 ? multiply_span<8, F> : multiply_span<16, F>;
+        multiply(span, acts, block, rows, ahead, out + static_cast<size_t>(block) * kAmxRows * ldo + 16 * t, ldo);
+        ahead.data += static_cast<size_t>(end - first) * group_bytes;
       }
-      codes = scratch;
-    }
-    for (int block = 0; block < num_blocks; block++) {
-      prefetch_tile(data + w.tile_bytes, w.tile_bytes, block, num_blocks);
-      const int rows = acts.block_size(block);
-      if (rows != configured) configure(configured = rows, kProducts<F>);
-      const auto multiply = rows <= 4 ? multiply_tile<4, F> : rows <= 8 ? multiply_tile<8, F> : multiply_tile<16, F>;
-      float* to = out + static_cast<size_t>(block) * kAmxRows * ldo + 16 * t;
-      multiply(data, codes, w.groups, acts, block, rows, to, ldo);
+      first = end;
     }
   }
   asm volatile("tilerelease");

@@ -19,6 +19,10 @@ namespace forerun {
 // Up to this many rows every thread prepares a matrix's inputs for itself, which is cheaper than a barrier and than
 // fetching what another core has written.
 constexpr int kPrivateRows = 16;
+// Passes of as many rows multiply them in blocks of kAmxRows where the machine has tiles. A block's products cost the same
+// however few rows it has, so up to kMaxUntiledRows that are left over go without.
+constexpr int kMinTiledRows = 16;
+constexpr int kMaxUntiledRows = 4;
 constexpr int kMaxTilesAtOnce = 12;  // a multiple of every number of tiles that a microkernel takes
 constexpr size_t kOutputCacheBytes = 64 << 10;  // what a run of tiles makes waits for its epilogue in L2
 
@@ -171,11 +175,16 @@ class Program {
              attend.num_bytes();
     }
   };
+  // The codes of a pass: those of rows in tiles, then those of the rest in blocks of kBlockRows.
+  struct CodedRows {
+    Acts tiled{}, rest{};
+  };
   // What a linear map reads: float rows and, when a matrix is quantised, their codes.
   struct Inputs {
     const float* rows = nullptr;
     size_t stride = 0;
-    Acts acts{};
+    bool is_coded = true;
+    CodedRows codes;
   };
   // Consecutive rows whose slots follow each other in one page.
   struct SlotRun {
@@ -230,7 +239,10 @@ class Program {
   bool is_coded(int buffer) const;
   static bool narrows(const Variant& variant, int buffer);
   bool is_quantised(const Instr& instr) const;
-  Acts acts_in(const Codes& codes, int inputs) const;
+  int num_tiled_rows() const;
+  CodedRows coded_rows(const Codes& codes, int inputs) const;
+  void quantise(const Instr& instr, const CodedRows& to, const float* x, size_t ldx, int row, int num_rows, int group,
+                int num_groups);
   void encode(const Instr& instr, const float* x, size_t ldx, int row, int num_rows, int column, int num_columns);
   void execute(int thread);
   Inputs prepare(const Instr& instr, int thread);

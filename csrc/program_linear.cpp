@@ -14,24 +14,41 @@ bool Program::is_quantised(const Instr& instr) const {
   return false;
 }
 
-Acts Program::acts_in(const Codes& codes, int inputs) const {
-  const bool is_amx = kernels_.has_amx && num_rows_ > kPrivateRows;
-  return {codes.codes.get(),     codes.scale.get(), codes.scaled_sum.get(), codes.bias.get(),
-          codes.half_bias.get(), num_rows_,         inputs,                 inputs / kGroup,
-          is_amx ? kAmxRows : kBlockRows};
+int Program::num_tiled_rows() const {
+  if (!kernels_.has_amx || num_rows_ < kMinTiledRows) return 0;
+  const int rest = num_rows_ % kAmxRows;
+  return rest <= kMaxUntiledRows ? num_rows_ - rest : num_rows_;
+}
+
+Program::CodedRows Program::coded_rows(const Codes& codes, int inputs) const {
+  const int num_tiled = num_tiled_rows(), groups = inputs / kGroup;
+  const size_t at = static_cast<size_t>(num_tiled) * static_cast<size_t>(groups);
+  return {{codes.codes.get(), codes.scale.get(), codes.scaled_sum.get(), codes.bias.get(), codes.half_bias.get(),
+           num_tiled, inputs, groups, kAmxRows},
+          {codes.codes.get() + at * kGroup, codes.scale.get() + at, codes.scaled_sum.get() + at, codes.bias.get() + at,
+           codes.half_bias.get() + 2 * at, num_rows_ - num_tiled, inputs, groups, kBlockRows}};
+}
+
+// Quantises groups [group, group + num_groups) of rows [row, row + num_rows), at most kBlockRows of one block.
+void Program::quantise(const Instr& instr, const CodedRows& to, const float* x, size_t ldx, int row, int num_rows,
+                       int group, int num_groups) {
+  const bool is_tiled = row < to.tiled.rows;
+  uint32_t non_finite = kernels_.quantise_rows(x, ldx, num_rows, is_tiled ? to.tiled : to.rest,
+                                               is_tiled ? row : row - to.tiled.rows, group, num_groups);
+  for (; non_finite; non_finite &= non_finite - 1) flag_non_finite(instr, row + __builtin_ctz(non_finite));
 }
 
 Program::Inputs Program::prepare(const Instr& instr, int thread) {
   const Buffer& in = buffers_[static_cast<size_t>(instr.in)];
   Inputs inputs;
   if (in.is_coded) {
-    inputs.acts = acts_in(in.codes, in.width);
+    inputs.codes = coded_rows(in.codes, in.width);
     return inputs;
   }
   const bool is_private = num_rows_ <= kPrivateRows;
   const ThreadScratch& t = is_private ? scratch_[static_cast<size_t>(thread)] : shared_;
-  inputs.acts = acts_in(t.codes, in.width);
-  if (!is_quantised(instr)) inputs.acts.groups = 0;
+  inputs.codes = coded_rows(t.codes, in.width);
+  inputs.is_coded = is_quantised(instr);
   const bool is_direct = instr.norm < 0 && instr.order < 0;
   inputs.rows = is_direct ? in.data.get() : t.rows.get();
   inputs.stride = static_cast<size_t>(is_direct ? in.stride : max_inputs_);
@@ -63,24 +80,20 @@ void Program::fill_inputs(const Instr& instr, const Inputs& inputs, int row, int
       std::fill(out + order.size(), out + padded, 0.0f);
     }
   }
-  uint32_t non_finite = 0;
-  if (inputs.acts.groups > 0)
-    non_finite = kernels_.quantise_rows(mine, inputs.stride, num_rows, inputs.acts, row, 0, inputs.acts.groups);
-  else
-    for (int i = 0; i < num_rows; i++)
-      if (!kernels_.is_finite(mine + static_cast<size_t>(i) * inputs.stride, in.width)) non_finite |= 1u << i;
-  for (; non_finite; non_finite &= non_finite - 1) flag_non_finite(instr, row + __builtin_ctz(non_finite));
+  if (inputs.is_coded)
+    return quantise(instr, inputs.codes, mine, inputs.stride, row, num_rows, 0, inputs.codes.rest.groups);
+  for (int i = 0; i < num_rows; i++)
+    if (!kernels_.is_finite(mine + static_cast<size_t>(i) * inputs.stride, in.width)) flag_non_finite(instr, row + i);
 }
 
 // Quantises columns [column, column + num_columns), whole groups, of rows [row, row + num_rows) of instr.out from x.
 void Program::encode(const Instr& instr, const float* x, size_t ldx, int row, int num_rows, int column,
                      int num_columns) {
   const Buffer& out = buffers_[static_cast<size_t>(instr.out)];
-  const Acts acts = acts_in(out.codes, out.width);
+  const CodedRows to = coded_rows(out.codes, out.width);
   while (num_rows > 0) {
     const int n = std::min(num_rows, kBlockRows - row % kBlockRows);
-    uint32_t non_finite = kernels_.quantise_rows(x, ldx, n, acts, row, column / kGroup, num_columns / kGroup);
-    for (; non_finite; non_finite &= non_finite - 1) flag_non_finite(instr, row + __builtin_ctz(non_finite));
+    quantise(instr, to, x, ldx, row, n, column / kGroup, num_columns / kGroup);
     row += n;
     num_rows -= n;
     x += static_cast<size_t>(n) * ldx;
@@ -99,9 +112,11 @@ void Program::multiply(const PackedMatrix& w, int tile, int num_tiles, const Inp
                        size_t ldo) {
   uint8_t* scratch = scratch_[static_cast<size_t>(thread)].unpacked.get();
   if (is_float(w.format))
-    kernels_.gemm_float(w, tile, num_tiles, in.rows, in.stride, in.acts.rows, out, ldo, scratch);
-  else
-    kernels_.gemm_quant(w, tile, num_tiles, in.acts, out, ldo, scratch);
+    return kernels_.gemm_float(w, tile, num_tiles, in.rows, in.stride, num_rows_, out, ldo, scratch);
+  const auto& [tiled, rest] = in.codes;
+  if (tiled.rows > 0) kernels_.gemm_quant(w, tile, num_tiles, tiled, out, ldo, scratch);
+  if (rest.rows > 0)
+    kernels_.gemm_quant(w, tile, num_tiles, rest, out + static_cast<size_t>(tiled.rows) * ldo, ldo, scratch);
 }
 
 // out = residual + x, or x without a residual.
