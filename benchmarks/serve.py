@@ -13,7 +13,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ CLIENTS = (1, 2, 4, 8, 16)
 REQUESTS_PER_CLIENT, MIN_REQUESTS = 2, 8
 TRIAL_TOKENS, TRIAL_REQUESTS, TRIAL_PLACE = 96, 6, 440  # on questions that are not measured
 LONG_PROMPT_ANSWER = 2048
+# A greedy answer that may not end repeats itself, and drafts end it before the prompt is read.
+LONG_PROMPT_TEMPERATURE = 1.0
 # llama-server's drafters that need no model, with its defaults and with shorter lookups, which draft more often.
 LLAMA_SPECS: tuple[tuple[str, ...], ...] = (
     ("--spec-type", "ngram-simple"),
@@ -221,7 +223,7 @@ def _long_prompts(
 
     async def trial(arm: ServerArm, address: str) -> list[LongPromptTrial]:
         async with Client(Target(address)) as client:
-            style = arm.style(client.model, LONG_PROMPT_ANSWER)
+            style = replace(arm.style(client.model, LONG_PROMPT_ANSWER), temperature=LONG_PROMPT_TEMPERATURE)
             await warm_up(client, style, plan.work, NUM_STREAMS)
             first = len(trials[arm.name])
             return await long_prompt_trials(client, style, plan.work, num_tokens, 1, first=first)

@@ -165,6 +165,21 @@ def test_a_forced_call_is_the_same_without_speculation(coder: Any, temperature: 
     assert replies[0]["timings"]["draft_n_accepted"] > 0
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_a_strict_call_that_nobody_forces(coder: Any, temperature: float) -> None:
+    """At that temperature the model writes whatever it likes, but no call against the schema."""
+    strict = {"type": "function", "function": TOOL["function"] | {"strict": True}}
+    body = {"messages": WEATHER, "tools": [strict], "max_tokens": 120, "temperature": temperature, "n": 4, "seed": 1}
+    drafted, plain = (coder.process.post("/v1/chat/completions", body | how)["choices"] for how in (AUTO, OFF))
+    assert [one["message"]["content"] for one in drafted] == [one["message"]["content"] for one in plain]
+    whole = [choice["message"] for choice in drafted if choice["finish_reason"] == "tool_calls"]
+    calls = [call["function"] for message in whole for call in message["tool_calls"]]
+    assert calls or temperature
+    for call in calls:
+        assert call["name"] == "get_weather"
+        jsonschema.validate(json.loads(call["arguments"]), TOOL["function"]["parameters"])
+
+
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "get_weather"}}])
 def test_a_streamed_call_and_its_result(coder: Any, choice: Any) -> None:
     fields: dict[str, Any] = {"model": CODER, "messages": WEATHER, "tools": [TOOL], "tool_choice": choice}

@@ -110,7 +110,7 @@ async def test_a_cut_answer_is_incomplete() -> None:
         ({"text": {"format": {"type": "json_object", "schema": {}}}}, "text.format.schema"),
         ({"text": {"format": {"type": "json_object"}}, "tools": [F], "tool_choice": "required"}, "text.format"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools"),
-        ({"tools": [F | {"strict": True}]}, "tools[0].strict"),
+        ({"tools": [F | {"strict": "yes"}]}, "tools[0].strict"),
         ({"tools": [F | {"parameters": []}]}, "tools[0].parameters"),
         ({"tools": [F, F]}, "tools"),
         ({"tools": [F], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),

@@ -123,15 +123,6 @@ async def test_F043_a_cut_call_says_length(is_stream: bool, limit: int) -> None:
         assert reply.json()["choices"][0]["finish_reason"] == "length"
 
 
-@pytest.mark.parametrize("is_stream", [False, True])
-@asynchronous
-async def test_one_call_where_one_is_wanted(is_stream: bool) -> None:
-    async with FakeServer(say(TWO), max_model_len=2000) as server:
-        reply = await ask(server, CHAT | {"parallel_tool_calls": False, "stream": is_stream})
-    found = joined(reply.events()) if is_stream else reply.json()["choices"][0]
-    assert calls_of(found["message"]) == [("weather", ARGUMENTS)]
-
-
 @asynchronous
 async def test_without_tools_a_mark_is_text() -> None:
     async with FakeServer(say(ONE), max_model_len=2000) as server:
@@ -151,6 +142,23 @@ async def test_what_the_prompt_says_of_tools() -> None:
     assert prompts[1] == prompts[2] == "user: hi\nassistant:"
 
 
+@asynchronous
+async def test_tokens_of_a_conversation_are_those_that_a_chat_reads() -> None:
+    async with FakeServer(max_model_len=2000) as server:
+        for fields in (
+            {},
+            {"tools": None},
+            {"messages": [{"role": "user", "content": "a"}], "add_generation_prompt": False},
+        ):
+            await ask(server, CHAT | fields)
+            prompt_ids = server.worker.jobs[-1].request.prompt_token_ids
+            body = {name: value for name, value in (CHAT | fields).items() if name in ("messages", "tools")}
+            body |= {name: value for name, value in fields.items() if name == "add_generation_prompt"}
+            assert (await call(server.app, "/tokenize", body)).json()["tokens"] == list(prompt_ids)
+        refused = await call(server.app, "/tokenize", {"messages": CHAT["messages"], "tools": [WEATHER, WEATHER]})
+        assert refused.status == 400
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}])
 @pytest.mark.parametrize("parallel", [None, False])
 @asynchronous
@@ -163,7 +171,22 @@ async def test_a_forced_call_has_a_grammar(choice: Any, parallel: bool | None) -
     assert job.request.grammar is not None
     source = job.request.grammar.wanted.source
     assert ('"weather"' in source) == (choice == "required")
-    assert ('"\\n" block' in source) == (choice == "required" and parallel is None)
+    assert ("calls)*" in source) == (choice == "required" and parallel is None)
+
+
+@asynchronous
+async def test_a_promise_has_a_grammar_where_no_call_is_forced() -> None:
+    """`strict`, which some clients always send, and one call at most; what promises nothing has none."""
+    strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+    async with FakeServer(say("hello"), max_model_len=2000) as server:
+        for fields in ({}, {"tools": [strict, NOW]}, {"parallel_tool_calls": False}):
+            assert (await ask(server, CHAT | fields)).status == 200
+        free, promised, single = [job.request.grammar for job in server.worker.jobs]
+    assert free is None
+    assert promised is not None
+    assert "(opened calls)* TEXT" in promised.wanted.source
+    assert single is not None
+    assert "opened calls | TEXT" in single.wanted.source
 
 
 @asynchronous
@@ -228,7 +251,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (tool(parameters={"type": "strange"}) | {"tool_choice": "required"}, "tools"),
     (tool(parameters={"properties": {"a": {"$ref": "#/none"}}}) | {"tool_choice": "required"}, "tools"),
     (tool(parameters={"enum": ["x" * 200_000]}) | {"tool_choice": "required"}, "tools"),
-    (tool(strict=True), "tools[1].function.strict"),
     (tool(strict="yes"), "tools[1].function.strict"),
     ({"tool_choice": "any"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "never"}}}, "tool_choice"),

@@ -132,9 +132,69 @@ def test_the_usual_spelling_of_a_call_is_allowed() -> None:
         assert state.is_finished, name
 
 
-def test_choices_that_force_nothing_have_no_grammar() -> None:
-    for mode in ("auto", "none"):
-        assert call_grammar(FORMATS["hermes"][1], ALL, ToolChoice(mode)) is None  # type: ignore[arg-type]
+def test_choices_that_promise_nothing_have_no_grammar() -> None:
+    for form in (form for _, form in FORMATS.values()):
+        assert call_grammar(form, ALL, ToolChoice("auto"), parallel=True) is None
+        assert call_grammar(form, ALL, ToolChoice("none"), strict=("grow",)) is None
+
+
+def progress(tokenizer: Tokenizer, wanted: Structured, text: str) -> tuple[int, bool]:
+    """How many of a text's tokens an answer may begin with, and whether it may end after them."""
+    state = GrammarCompiler(tokenizer, tokenizer.vocab_size).compile(wanted).open()
+    spell, taken = _Vocabulary(tokenizer), 0
+    pieces = tokenizer.split_special(text)
+    for one in [one for token_id, piece in pieces for one in ([token_id] if token_id is not None else spell(piece))]:
+        if not is_allowed(state.mask_after(), one):
+            return taken, False
+        state.advance([one])
+        taken += 1
+    return taken, is_allowed(state.mask_after(), tokenizer.eos_ids[0])
+
+
+# A call by the family's notation, of a name and the JSON text of its arguments.
+WRITTEN = {
+    "hermes": '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>',
+    "hermes, control": '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>',
+    "mistral": '[TOOL_CALLS][{{"name": "{}", "arguments": {}}}]',
+    "mistral, names first": "[TOOL_CALLS]{}[ARGS]{}",
+    "llama": '{{"name": "{}", "parameters": {}}}',
+}
+GROWN, WRONG = '{"tree": {"size": 1}}', '{"tree": {"size": 3}}'
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("name", FORMATS)
+def test_strict_arguments_keep_to_their_schema_where_text_is_free(name: str, parallel: bool) -> None:
+    tokenizer, form = FORMATS[name]
+    wanted = call_grammar(form, ALL, ToolChoice("auto"), parallel=parallel, strict=("grow",))
+    assert wanted is not None
+
+    def is_answer(text: str) -> bool:
+        return progress(tokenizer, wanted, text)[1]
+
+    write = WRITTEN[name].format
+    has_text_before = form.syntax != "llama"
+    for text in ("", "Hello.", "a < b {c} [d]\n\n</x>", "\n é"):
+        assert is_answer(text)
+    for text in ("", "Let me see: {[<\n") if has_text_before else ("",):
+        assert is_answer(text + write("grow", GROWN))
+        assert not is_answer(text + write("grow", WRONG))
+        assert is_answer(text + write("now", '{"anything": [1]}'))  # nobody promised its schema
+        assert not is_answer(text + write("never", "{}"))
+        assert not is_answer(text + write("grow", GROWN)[:-1])
+    both = write("grow", GROWN) + "\n" + write("now", "{}")
+    assert is_answer(both) == (parallel and form.has_blocks)
+    assert is_answer(both + " Done.") == (parallel and form.has_blocks)
+    assert not is_answer(write("now", "{}") + write("grow", WRONG))
+
+
+def test_one_call_at_most_without_any_promise() -> None:
+    tokenizer, form = FORMATS["hermes"]
+    wanted = call_grammar(form, ALL, ToolChoice("auto"), parallel=False)
+    assert wanted is not None
+    write = WRITTEN["hermes"].format
+    assert progress(tokenizer, wanted, "So: " + write("grow", WRONG))[1]
+    assert not progress(tokenizer, wanted, "So: " + write("grow", WRONG) + "\n" + write("grow", GROWN))[1]
 
 
 def function(name: Any = "f", **changes: Any) -> dict[str, Any]:

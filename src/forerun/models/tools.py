@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -61,6 +61,11 @@ class ToolFormat:
     syntax: ToolSyntax
     has_names_first: bool
     mark_ids: tuple[tuple[str, int], ...]
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether each call has an opening mark of its own, so that several are written one after another."""
+        return self.syntax == "hermes" or self.has_names_first
 
     @property
     def shown_ids(self) -> frozenset[int]:
@@ -133,48 +138,82 @@ def read_tool_choice(choice: Any, tools: Sequence[Tool]) -> ToolChoice:
 
 
 def call_grammar(
-    form: ToolFormat, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool = False
+    form: ToolFormat,
+    tools: Sequence[Tool],
+    choice: ToolChoice,
+    *,
+    parallel: bool = False,
+    strict: Collection[str] = (),
 ) -> Structured | None:
     """What the answer must look like for the choice to be kept; None where it may be anything.
+
+    An answer that may call is text with calls in it, or for `llama` either of the two. Its text is free, but where a
+    call begins there must be one; after the last call that `parallel` allows nothing follows.
 
     Args:
         form: how the model writes calls.
         tools: on offer.
         choice: of the request.
         parallel: whether several calls may follow each other; `llama` writes one in any case.
+        strict: tools whose arguments keep to their schemas also in calls that nobody forces.
 
     Raises:
         RequestError: the schemas together are too long or nested too deeply.
     """
-    if not choice.forces_call:
+    if choice.mode == "none" or (choice.mode == "auto" and parallel and not strict):
         return None
+    if choice.mode == "auto":
+        tools = [tool if tool.name in strict else Tool(tool.name, {"type": "object"}) for tool in tools]
     if choice.mode == "named":
         tools = [tool for tool in tools if tool.name == choice.name]
         parallel = False
-    ids = dict(form.mark_ids)
+    start = _forced_rules if choice.forces_call else _free_rules
+    return Structured.lark("\n".join((*start(form, parallel), *_call_rules(form, tools, parallel))))
 
-    def mark(text: str) -> str:
-        return f"<[{ids[text]}]>" if text in ids else json.dumps(text)
 
-    opened = mark(OPEN_MARKS[form.syntax])
+def _forced_rules(form: ToolFormat, parallel: bool) -> Sequence[str]:
+    """An answer that is calls alone."""
+    opened = "" if form.syntax == "llama" else _mark(form, OPEN_MARKS[form.syntax])
+    between = '"\\n" ' if form.syntax == "hermes" else ""
+    more = f" ({between}{opened} calls)*" if parallel and form.has_blocks else ""
+    return (f"start: {opened} calls{more}",)
+
+
+def _free_rules(form: ToolFormat, parallel: bool) -> Sequence[str]:
+    """An answer that may be text, calls, or text with calls in it."""
+    if form.syntax == "llama":  # whose calls begin with nothing but their own brace
+        return ("start: calls | TEXT?", r"TEXT: /[\x20\n\r\t]*[^{\x20\n\r\t](.|\n)*/")
+    opened, text = OPEN_MARKS[form.syntax], r"/(.|\n)*/"
+    if opened in dict(form.mark_ids):  # a token of its own, which no text can hold
+        many = "*" if parallel and form.has_blocks else "?"
+        end = " TEXT" if parallel and form.has_blocks else ""
+        return (f"start: TEXT ({_mark(form, opened)} calls{end}){many}", f"TEXT: {text}")
+    # A lexeme that ends as soon as it can: text is text until the mark is in it.
+    many = "(opened calls)* TEXT" if parallel and form.has_blocks else "opened calls | TEXT"
+    return (f"start: {many}", f"TEXT: {text}", f"opened[lazy]: TEXT {json.dumps(opened)}")
+
+
+def _call_rules(form: ToolFormat, tools: Sequence[Tool], parallel: bool) -> Sequence[str]:
+    """A rule `calls` for what follows the mark that opens: a call and the mark that closes it, or a list of calls."""
     if form.has_names_first:
-        calls = [_json_rule(f"args_{i}", tool.parameters) for i, tool in enumerate(tools)]
-        ways = " | ".join(f"{json.dumps(tool.name)} {mark(ARGS_MARK)} args_{i}" for i, tool in enumerate(tools))
-        rules = [f"start: call{'+' if parallel else ''}", f"call: {opened} ({ways})", *calls]
-    elif form.syntax == "mistral":
+        ways = [f"{json.dumps(tool.name)} {_mark(form, ARGS_MARK)} args_{i}" for i, tool in enumerate(tools)]
+        return (
+            f"calls: {' | '.join(ways)}",
+            *[_json_rule(f"args_{i}", tool.parameters) for i, tool in enumerate(tools)],
+        )
+    if form.syntax == "mistral":
         several = {"type": "array", "minItems": 1, **({} if parallel else {"maxItems": 1})}
-        items = _any_call(tools, "arguments", "#/items")
-        rules = [f"start: {opened} calls", _json_rule("calls", {**several, "items": items})]
-    elif form.syntax == "hermes":
-        more = ' ("\\n" block)*' if parallel else ""
-        rules = [
-            f"start: block{more}",
-            f'block: {opened} "\\n" call "\\n" {mark(CLOSE_MARK)}',
-            _json_rule("call", _any_call(tools, "arguments", "#")),
-        ]
-    else:
-        rules = ["start: call", _json_rule("call", _any_call(tools, "parameters", "#"))]
-    return Structured.lark("\n".join(rules))
+        return (_json_rule("calls", {**several, "items": _any_call(tools, "arguments", "#/items")}),)
+    if form.syntax == "hermes":
+        call = _json_rule("call", _any_call(tools, "arguments", "#"))
+        return (f'calls: "\\n" call "\\n" {_mark(form, CLOSE_MARK)}', call)
+    return (_json_rule("calls", _any_call(tools, "parameters", "#")),)
+
+
+def _mark(form: ToolFormat, text: str) -> str:
+    """A mark in a rule: its token where it has one, else its text."""
+    ids = dict(form.mark_ids)
+    return f"<[{ids[text]}]>" if text in ids else json.dumps(text)
 
 
 def _read_tool(where: str, tool: Any) -> Tool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from forerun import __version__
 from forerun.errors import RequestError
 from forerun.serve.answers import Answer, Identity
-from forerun.serve.asks import Ask, make_jobs, plain_messages, problem_names, read_ask
+from forerun.serve.asks import Ask, encode_chat, make_jobs, problem_names, read_ask
 from forerun.serve.bodies import ClientGone, SchemaT, parse, read_body
 from forerun.serve.drafting import loaded_drafters
 from forerun.serve.front import Front
@@ -33,6 +33,7 @@ from forerun.serve.response_answers import ResponsesAnswer
 from forerun.serve.responses import NAMES, ResponsesRequest, as_chat, response_param
 from forerun.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from forerun.serve.settings import ServeSettings
+from forerun.serve.structured import read_form
 
 if TYPE_CHECKING:
     from forerun.engine.jobs import Job
@@ -208,7 +209,7 @@ def _add_tokens(app: FastAPI, served: Served) -> None:
         reply: dict[str, Any] = {
             "count": len(token_ids),
             "max_model_len": llm.limits.max_model_len,
-            "tokens": token_ids,
+            "tokens": list(token_ids),
         }
         if body.return_token_strs:
             reply["token_strs"] = [llm.tokenizer.token_text(token_id) for token_id in token_ids]
@@ -224,12 +225,13 @@ def _add_tokens(app: FastAPI, served: Served) -> None:
             raise Problem(400, str(error), "tokens") from error
 
 
-def _encode(body: TokenizeRequest, llm: LLM) -> list[int]:
+def _encode(body: TokenizeRequest, llm: LLM) -> Sequence[int]:
     if (body.prompt is None) == (body.messages is None):
         raise Problem(400, "give either prompt or messages", "prompt")
     if body.messages is not None:
-        begins_turn = body.add_generation_prompt is not False
-        return llm.encode_messages(plain_messages(body.messages, llm), add_generation_prompt=begins_turn)
+        shared = {name: getattr(body, name) for name in TokenizeRequest.model_fields.keys() & ChatRequest.model_fields}
+        chat = ChatRequest(**shared)
+        return encode_chat(chat, llm, read_form(chat, llm).offer)
     assert body.prompt is not None
     adds_bos = llm.tokenizer.adds_bos and body.add_special_tokens is not False
     return llm.tokenizer.encode(body.prompt, add_bos=adds_bos)

@@ -102,7 +102,7 @@ def read_ask(request: CompletionRequest | ChatRequest, llm: LLM, settings: Serve
     try:
         drafting = drafting_of(request, settings)
         if chat is not None:
-            prompts: tuple[Prompt, ...] = (Prompt(_encode_chat(chat, llm, form.offer)),)
+            prompts: tuple[Prompt, ...] = (Prompt(encode_chat(chat, llm, form.offer)),)
             num_top = _chat_logprobs(chat)
         else:
             assert isinstance(request, CompletionRequest)
@@ -302,7 +302,7 @@ def _ids_prompt(token_ids: Any, llm: LLM, name: str) -> Prompt:
     return Prompt(token_ids)
 
 
-def plain_messages(messages: Sequence[Message], llm: LLM) -> list[dict[str, Any]]:
+def _plain_messages(messages: Sequence[Message], llm: LLM) -> list[dict[str, Any]]:
     """Messages as the chat template reads them. What is called developer is the system.
 
     Raises:
@@ -326,10 +326,15 @@ def _message_fields(message: Message) -> dict[str, Any]:
     }
 
 
-def _encode_chat(request: ChatRequest, llm: LLM, offer: Offer | None) -> Sequence[int]:
+def encode_chat(request: ChatRequest, llm: LLM, offer: Offer | None) -> Sequence[int]:
+    """The prompt of a conversation, with the tools that it offers.
+
+    Raises:
+        RequestError: the model has no chat template, or it refuses the messages.
+    """
     begins_turn = request.add_generation_prompt
     return llm.encode_messages(
-        plain_messages(request.messages, llm),
+        _plain_messages(request.messages, llm),
         None if offer is None else offer.tools,
         add_generation_prompt=not request.continue_final_message if begins_turn is None else begins_turn,
         extra=request.chat_template_kwargs,

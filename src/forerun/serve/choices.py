@@ -140,7 +140,7 @@ class ChoiceBuilder:
         """The text among the events; the calls among them are kept."""
         assert self._offer is not None
         text = ""
-        for event in self._offer.kept(events):
+        for event in events:
             if isinstance(event, ContentDelta):
                 text += event.text
             elif isinstance(event, CallStart):

@@ -208,7 +208,7 @@ class ResponsesAnswer:
 
     def _take_events(self, events: Sequence[ToolEvent]) -> None:
         assert self._offer is not None
-        for event in self._offer.kept(events):
+        for event in events:
             if isinstance(event, ContentDelta):
                 self._add_text(event.text, [])
             elif isinstance(event, CallStart):

@@ -124,9 +124,7 @@ class FunctionSpec(Schema):
     name: str = field(..., "1 to 64 letters, digits, underscores and dashes.")
     description: str | None = field(None, "For the model.")
     parameters: dict[str, Any] | None = field(None, "JSON schema of the arguments; none when absent.")
-    strict: bool | None = field(
-        None, "True promises arguments by the schema; takes a `tool_choice` that forces a call."
-    )
+    strict: bool | None = field(None, "True promises arguments by the schema, whatever `tool_choice` is.")
 
 
 class Tool(Schema):
@@ -300,7 +298,10 @@ class TokenizeRequest(Schema):
     prompt: str | None = field(None, "A text.")
     messages: list[Message] | None = field(None, "A conversation instead.")
     add_special_tokens: bool | None = field(None, "Put the begin token first where the model wants one; default true.")
+    tools: list[Tool] | None = field(None, "As for chats, and so are the next three.")
+    chat_template_kwargs: dict[str, Any] | None = field(None, "As for chats.")
     add_generation_prompt: bool | None = field(None, "As for chats.")
+    continue_final_message: bool | None = field(None, "As for chats.")
     return_token_strs: bool | None = field(None, "Report the tokens' names too.")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.errors import RequestError
 from forerun.models.structured import Structured
-from forerun.models.tool_calls import ContentDelta, ToolCallStream, ToolEvent
+from forerun.models.tool_calls import ToolCallStream
 from forerun.models.tools import ToolFormat, call_grammar, read_tool_choice, read_tools
 from forerun.serve.problems import Problem
 from forerun.serve.schema import ChatRequest, GenerationFields, Message, ResponseFormat, StructuredOutputs, Tool
@@ -31,21 +31,15 @@ class Offer:
         tools: as the chat template reads them.
         form: how the model writes calls.
         names: of the tools.
-        has_many: whether one answer may hold several calls.
     """
 
     tools: Sequence[Mapping[str, Any]]
     form: ToolFormat
     names: frozenset[str]
-    has_many: bool
 
     def reader(self) -> ToolCallStream:
         """Finds the calls in one answer."""
         return ToolCallStream(self.form.syntax, self.names)
-
-    def kept(self, events: Sequence[ToolEvent]) -> list[ToolEvent]:
-        """The events that belong to the answer: all, or text and the first call."""
-        return [event for event in events if self.has_many or isinstance(event, ContentDelta) or event.index == 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,16 +148,12 @@ def _read_tools(request: ChatRequest, llm: LLM) -> Form:
         if form is None:
             message = "tools is given, but this model's chat template knows no tools; leave it out"
             raise Problem(400, f"{message}, or constrain the answer with response_format", "tools")
-        has_many = request.parallel_tool_calls is not False
-        structured = call_grammar(form, tools, choice, parallel=has_many)
+        parallel = request.parallel_tool_calls is not False
+        strict = frozenset(tool.function.name for tool in given if tool.function.strict)
+        structured = call_grammar(form, tools, choice, parallel=parallel, strict=strict)
     except RequestError as error:
         raise Problem.of(error, {"grammar": "tools"}) from error
-    strict = next((index for index, tool in enumerate(given) if tool.function.strict), None)
-    if strict is not None and structured is None:
-        param = f"tools[{strict}].function.strict"
-        message = f"{param} is true, which takes tool_choice 'required' or a named function: else the text is free"
-        raise Problem(400, message, param)
-    return Form(structured, "tools", Offer(printed, form, frozenset(tool.name for tool in tools), has_many))
+    return Form(structured, "tools", Offer(printed, form, frozenset(tool.name for tool in tools)))
 
 
 def _printed(tool: Tool) -> dict[str, Any]:
