@@ -167,17 +167,19 @@ def test_a_forced_call_is_the_same_without_speculation(coder: Any, temperature: 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 def test_a_strict_call_that_nobody_forces(coder: Any, temperature: float) -> None:
-    """At that temperature the model writes whatever it likes, but no call against the schema."""
+    """The mark is made likely, since this model seldom writes it of itself; what follows it is left to the model."""
+    (mark_id,) = coder.process.post("/tokenize", {"prompt": "<tool_call>"})["tokens"]
     strict = {"type": "function", "function": TOOL["function"] | {"strict": True}}
     body = {"messages": WEATHER, "tools": [strict], "max_tokens": 120, "temperature": temperature, "n": 4, "seed": 1}
+    body |= {"logit_bias": {mark_id: 40}, "parallel_tool_calls": False, "return_token_ids": True}
     drafted, plain = (coder.process.post("/v1/chat/completions", body | how)["choices"] for how in (AUTO, OFF))
-    assert [one["message"]["content"] for one in drafted] == [one["message"]["content"] for one in plain]
-    whole = [choice["message"] for choice in drafted if choice["finish_reason"] == "tool_calls"]
-    calls = [call["function"] for message in whole for call in message["tool_calls"]]
-    assert calls or temperature
-    for call in calls:
-        assert call["name"] == "get_weather"
-        jsonschema.validate(json.loads(call["arguments"]), TOOL["function"]["parameters"])
+    assert [choice["token_ids"] for choice in drafted] == [choice["token_ids"] for choice in plain]
+    for choice in drafted:
+        (call,) = choice["message"]["tool_calls"]
+        assert call["function"]["name"] == "get_weather"
+        if choice["finish_reason"] == "tool_calls":
+            jsonschema.validate(json.loads(call["function"]["arguments"]), TOOL["function"]["parameters"])
+    assert any(choice["finish_reason"] == "tool_calls" for choice in drafted)
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "get_weather"}}])
