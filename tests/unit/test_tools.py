@@ -185,6 +185,7 @@ def test_strict_arguments_keep_to_their_schema_where_text_is_free(name: str, par
     both = write("grow", GROWN) + "\n" + write("now", "{}")
     assert is_answer(both) == (parallel and form.has_blocks)
     assert is_answer(both + " Done.") == (parallel and form.has_blocks)
+    assert is_answer(write("grow", GROWN) + write("now", "{}")) == (parallel and form.has_blocks)
     assert not is_answer(write("now", "{}") + write("grow", WRONG))
 
 
