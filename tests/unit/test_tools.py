@@ -138,17 +138,16 @@ def test_choices_that_promise_nothing_have_no_grammar() -> None:
         assert call_grammar(form, ALL, ToolChoice("none"), strict=("grow",)) is None
 
 
-def progress(tokenizer: Tokenizer, wanted: Structured, text: str) -> tuple[int, bool]:
-    """How many of a text's tokens an answer may begin with, and whether it may end after them."""
+def allows(tokenizer: Tokenizer, wanted: Structured, text: str) -> bool:
+    """Whether a text, in its usual tokens, is a whole answer."""
     state = GrammarCompiler(tokenizer, tokenizer.vocab_size).compile(wanted).open()
-    spell, taken = _Vocabulary(tokenizer), 0
+    spell = _Vocabulary(tokenizer)
     pieces = tokenizer.split_special(text)
     for one in [one for token_id, piece in pieces for one in ([token_id] if token_id is not None else spell(piece))]:
         if not is_allowed(state.mask_after(), one):
-            return taken, False
+            return False
         state.advance([one])
-        taken += 1
-    return taken, is_allowed(state.mask_after(), tokenizer.eos_ids[0])
+    return is_allowed(state.mask_after(), tokenizer.eos_ids[0])
 
 
 # A call by the family's notation, of a name and the JSON text of its arguments.
@@ -170,7 +169,7 @@ def test_strict_arguments_keep_to_their_schema_where_text_is_free(name: str, par
     assert wanted is not None
 
     def is_answer(text: str) -> bool:
-        return progress(tokenizer, wanted, text)[1]
+        return allows(tokenizer, wanted, text)
 
     write = WRITTEN[name].format
     has_text_before = form.syntax != "llama"
@@ -194,8 +193,8 @@ def test_one_call_at_most_without_any_promise() -> None:
     wanted = call_grammar(form, ALL, ToolChoice("auto"), parallel=False)
     assert wanted is not None
     write = WRITTEN["hermes"].format
-    assert progress(tokenizer, wanted, "So: " + write("grow", WRONG))[1]
-    assert not progress(tokenizer, wanted, "So: " + write("grow", WRONG) + "\n" + write("grow", GROWN))[1]
+    assert allows(tokenizer, wanted, "So: " + write("grow", WRONG))
+    assert not allows(tokenizer, wanted, "So: " + write("grow", WRONG) + "\n" + write("grow", GROWN))
 
 
 def function(name: Any = "f", **changes: Any) -> dict[str, Any]:
